@@ -16,7 +16,8 @@ from pipeedge.auction.market import Bid, Call, NoBid, Offer
 from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decode, decoding, encode, reader
-from pipeedge.control.forms import Announcement, Deadlines, Forms, Refusal
+from pipeedge.control.announcement import Announcement
+from pipeedge.control.forms import Deadlines, Forms, Refusal
 from pipeedge.control.member import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Session

@@ -17,8 +17,8 @@ from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
-from pipeedge.control.epochs import Members
 from pipeedge.control.liveness import RankStatus
+from pipeedge.control.members import Members
 
 __all__ = ["ChangesPlans", "Dropped", "RunSnapshot", "Switched"]
 

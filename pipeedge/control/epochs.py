@@ -1,4 +1,4 @@
-"""Rules of failover at the hub: which ranks are members, and which epoch of the run is active. Pure.
+"""Rules of failover at the hub: which epoch of the run is active, and with which members. Pure.
 
                   ┌──────────────── a plan for the members of now
                   v                                        ┌─> COMPLETE   all results are written
@@ -22,9 +22,9 @@ A *change* is for a better plan, with nothing lost: e + 1 is prepared beside e, 
 reads from the moment at which all are prepared. What e was fed before takes its way through e. A loss stops
 both, unless e + 1 alone is not ready yet and has it: then e runs on as if nothing had happened.
 
-The *membership* is a complete snapshot: the ranks that take part or may do so, each with its *incarnation*,
-the number of its connection. A rank that comes back has a new connection, and messages on an old one are
-ignored. It is a spare until the next plan. A plan is dropped if one of its participants has left meanwhile.
+The *membership* (``pipeedge.control.members``) is a complete snapshot: the ranks that take part or may do so,
+each with its incarnation. What a former member sends is ignored. A rank that comes back is a spare until the
+next plan. A plan is dropped if one of its participants has left meanwhile.
 
 A link that breaks while both its ends live may be a passing fault, so the members try again. If the same
 link breaks again before anything else was written, or breaks two epochs in a row, one of its ends is
@@ -45,6 +45,7 @@ from typing import Any, ClassVar, TypeAlias
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.epoch_messages import (
     Abort,
     Declined,
@@ -57,9 +58,10 @@ from pipeedge.control.epoch_messages import (
     Stopped,
 )
 from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.members import Members, MemberTable
 from pipeedge.control.messages import Complete, Message, Verdict
 
-__all__ = ["EpochPlan", "EpochStep", "Epochs", "Members"]
+__all__ = ["EpochStep", "Epochs"]
 
 _Outgoing: TypeAlias = list[tuple[int, Message]]
 _Part: TypeAlias = tuple[int, int]
@@ -91,30 +93,11 @@ class EpochStep(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Members:
-    """The ranks that take part in a run, or may do so."""
-
-    number: int
-    """Number of this snapshot, which grows with each change."""
-    incarnations: Mapping[int, int]
-    """Incarnation of each member, by rank."""
-
-
-@dataclass(frozen=True)
 class _Attempt:
     """An epoch beside the one that runs."""
 
     number: int
     participants: frozenset[int]
-
-
-@dataclass(frozen=True)
-class EpochPlan:
-    """A plan for one membership."""
-
-    plan: Raw
-    participants: frozenset[int]
-    """Ranks with a part in it, the data rank included; other members are spares."""
 
 
 class Epochs:
@@ -126,13 +109,9 @@ class Epochs:
     """
 
     def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
-        self._members = dict(members)
-        self._claims: dict[
-            int, int
-        ] = {}  # incarnations that wait to learn whether the holder of their rank lives
+        self._members = MemberTable(members)
         self._essential = frozenset({0, data_rank})
         self._data_rank = data_rank
-        self._number = 1
         self._latest = 0  # number of the latest attempt, which may have been dropped
         self._epoch = 0
         self._participants: frozenset[int] = frozenset()
@@ -179,7 +158,7 @@ class Epochs:
     @property
     def membership(self) -> Members:
         """Present members."""
-        return Members(self._number, dict(self._members))
+        return self._members.snapshot()
 
     @property
     def wanted_plan(self) -> Members | None:
@@ -198,38 +177,35 @@ class Epochs:
         if self._step is EpochStep.COMPLETE:
             return [(incarnation, Complete())]
         if rank in self._members:
-            replaced = self._claims.pop(rank, None)
-            self._claims[rank] = incarnation
+            replaced = self._members.claim(rank, incarnation)
             return [] if replaced is None else self._refuse(rank, replaced)
-        self._admit(rank, incarnation)
+        self._members.admit(rank, incarnation)
         return []
 
     def heard(self, incarnation: int) -> _Outgoing:
         """Note that a process lives, whatever it said; refuse another one that wants to have its rank."""
-        rank = self._rank_of(incarnation)
-        claimant = None if rank is None else self._claims.pop(rank, None)
+        rank = self._members.rank_of(incarnation)
+        claimant = None if rank is None else self._members.claims.pop(rank, None)
         return [] if rank is None or claimant is None else self._refuse(rank, claimant)
 
     def lost(self, incarnation: int, failure: Failure) -> _Outgoing:
         """Go on without a process that is gone, has failed or is silent, if that is possible."""
-        rank = self._rank_of(incarnation)
+        rank = self._members.rank_of(incarnation)
         if rank is None or self._step is EpochStep.ENDED:
-            self._claims = {held: waits for held, waits in self._claims.items() if waits != incarnation}
+            self._members.withdraw(incarnation)
             return []
-        del self._members[rank]
-        self._number += 1
+        self._members.remove(rank)
         self._awaited = {part for part in self._awaited if part[1] != rank}
         outgoing: _Outgoing = []
         if self._step is not EpochStep.COMPLETE:
             is_essential = rank in self._essential
             outgoing = self._end(failure) if is_essential else self._go_on_without(rank, failure.line)
-        if rank in self._claims:
-            self._admit(rank, self._claims.pop(rank))
+        self._members.seat_claimant(rank)
         return outgoing
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def planned(self, membership: Members, decision: EpochPlan | Failure) -> _Outgoing:
+    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> _Outgoing:
         """Prepare a new epoch with a plan for ``membership``, or end the run if no plan fits.
 
         A decision that the membership has overtaken is dropped, and ``wanted_plan`` asks for another.
@@ -237,34 +213,27 @@ class Epochs:
         if self._step is not EpochStep.PLANNING:
             return []
         if isinstance(decision, Failure):
-            return self._end(decision) if membership.incarnations == self._members else []
-        if not self._has_all(membership, decision):
+            return self._end(decision) if membership.incarnations == self._members.incarnations else []
+        if not self._members.has_all(decision.participants, membership):
             return []
         self._latest += 1
-        self._epoch, self._participants = self._latest, decision.participants
+        self._epoch, self._participants = self._latest, frozenset(decision.participants)
         self._step = EpochStep.PREPARING
         self._awaited, self._passed = self._parts(self._epoch, decision.participants), set()
         return self._to(decision.participants, Prepare(self._epoch, decision.plan))
 
-    def changed(self, membership: Members, decision: EpochPlan) -> _Outgoing:
+    def changed(self, membership: Members, decision: Announcement[Raw]) -> _Outgoing:
         """Prepare another epoch beside the one that runs, with a better plan for ``membership``.
 
         The plan is dropped if the membership has overtaken it, or if something else happens at present.
         """
-        if not self.can_change or not self._has_all(membership, decision):
+        if not self.can_change or not self._members.has_all(decision.participants, membership):
             return []
         self._latest += 1
-        self._next = _Attempt(self._latest, decision.participants)
+        self._next = _Attempt(self._latest, frozenset(decision.participants))
         self._step = EpochStep.CHANGING
         self._awaited = self._parts(self._latest, decision.participants)
         return self._to(decision.participants, Prepare(self._latest, decision.plan))
-
-    def _has_all(self, membership: Members, decision: EpochPlan) -> bool:
-        """Return whether all participants of a plan are members still."""
-        known = membership.incarnations
-        return all(
-            rank in self._members and self._members[rank] == known.get(rank) for rank in decision.participants
-        )
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -274,7 +243,7 @@ class Epochs:
         Raises:
             ValueError: the member breaks the protocol.
         """
-        rank = self._rank_of(incarnation)
+        rank = self._members.rank_of(incarnation)
         if rank is None:
             return []
         handler = self._STEPS[self._step].get(type(message))
@@ -388,13 +357,6 @@ class Epochs:
 
     # -- the rules --------------------------------------------------------------------------------
 
-    def _rank_of(self, incarnation: int) -> int | None:
-        return next((rank for rank, held in self._members.items() if held == incarnation), None)
-
-    def _admit(self, rank: int, incarnation: int) -> None:
-        self._members[rank] = incarnation
-        self._number += 1
-
     def _refuse(self, rank: int, incarnation: int) -> _Outgoing:
         line = f"rank {rank} has already joined: start each rank once"
         return [(incarnation, Verdict(Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)))]
@@ -485,8 +447,7 @@ class Epochs:
         return self._to_everybody(Verdict(failure))
 
     def _to_everybody(self, message: Message) -> _Outgoing:
-        everybody = (*self._members.values(), *self._claims.values())
-        return [(incarnation, message) for incarnation in everybody]
+        return [(incarnation, message) for incarnation in self._members.everybody()]
 
     def _to(self, ranks: Iterable[int], message: Message) -> _Outgoing:
         return [(self._members[rank], message) for rank in sorted(ranks)]

@@ -21,10 +21,12 @@ from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
 from pipeedge.base.wording import figure
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epoch_messages import Abort, LinkLost, Passed, Prepare
-from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.members import Members
 from pipeedge.control.messages import Complete, Facts, Failed, Hello, Message, Notice, Planned, Verdict
 from pipeedge.control.roster import Roster, Seat
 
@@ -63,8 +65,7 @@ class _Change:
     """A change of the plan that goes on."""
 
     epoch: int
-    plan: Raw
-    names: Mapping[int, str]
+    announcement: Announcement[Raw]
     asked_at: float
 
 
@@ -218,38 +219,29 @@ class Failover:
 
     # -- epochs -----------------------------------------------------------------------------------
 
-    def planned(
-        self, members: Members, plan: Raw, participants: tuple[int, ...], names: Mapping[int, str], now: float
-    ) -> _Outgoing:
+    def planned(self, members: Members, announcement: Announcement[Raw], now: float) -> _Outgoing:
         """Prepare an epoch with a plan for ``members``, unless they have changed."""
         before = self.epochs.epoch
-        outgoing = self.epochs.planned(members, EpochPlan(plan, frozenset(participants)))
+        outgoing = self.epochs.planned(members, announcement)
         if self.epochs.epoch == before:
             return []
-        self._plan, self._losses, self._faults, self._lost = plan, [], [], []
-        self._roster.participants = participants
-        self._roster.names = names
+        self._plan, self._losses, self._faults, self._lost = announcement.plan, [], [], []
+        self._roster.participants = announcement.participants
+        self._roster.names = announcement.names
         return self._followed(outgoing, now)
 
-    def change(
-        self,
-        since: RunSnapshot,
-        plan: Raw,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        now: float,
-    ) -> _Outgoing:
+    def change(self, since: RunSnapshot, announcement: Announcement[Raw], now: float) -> _Outgoing:
         """Prepare a better plan beside the one that runs, unless the run has changed; see ``outcome``."""
         members, before = since.members, self.epochs.epoch
         if members is None or since.epoch != before or not self.epochs.can_change:
             self.outcome = Dropped("the run has another plan meanwhile")
             return []
-        outgoing = self.epochs.changed(members, EpochPlan(plan, frozenset(participants)))
+        outgoing = self.epochs.changed(members, announcement)
         if not outgoing:
             self.outcome = Dropped("a rank has left or come again meanwhile")
             return []
         (epoch,) = {message.epoch for _, message in outgoing if isinstance(message, Prepare)}
-        self.outcome, self._change = None, _Change(epoch, plan, names, now)
+        self.outcome, self._change = None, _Change(epoch, announcement, now)
         return self._followed(outgoing, now)
 
     def unplanned(self, members: Members, failure: Failure) -> _Outgoing:
@@ -318,9 +310,9 @@ class Failover:
         if epochs.step is EpochStep.SWITCHING or epochs.epoch == change.epoch:
             # Those that retire keep their figures for the summary.
             before = self._roster.participants or ()
-            self._plan = change.plan
+            self._plan = change.announcement.plan
             self._roster.participants = tuple(sorted({*before, *epochs.participants}))
-            self._roster.names = {**self._roster.names, **change.names}
+            self._roster.names = {**self._roster.names, **change.announcement.names}
             if epochs.step is EpochStep.SWITCHING:
                 return
             self.outcome = Switched(change.epoch, self._first_of_next, now - change.asked_at)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.request.config import WorldRequest
 
-__all__ = ["Announcement", "Deadlines", "Forms", "GoingOn", "Refusal", "Remaining"]
+__all__ = ["Deadlines", "Forms", "GoingOn", "Refusal", "Remaining"]
 
 _Facts = TypeVar("_Facts")
 _Plan = TypeVar("_Plan")
@@ -31,23 +32,6 @@ class Forms(Generic[_Facts, _Plan, _Stats]):
     stats: Callable[[Raw], _Stats]
     max_message_bytes: int = Terms.max_message_bytes
     """Length of the longest message that a rank sends to rank 0, in bytes."""
-
-
-@dataclass(frozen=True)
-class Announcement(Generic[_Plan]):
-    """A plan for all ranks."""
-
-    plan: _Plan
-    participants: tuple[int, ...]
-    """Ranks with a part in the plan; only these are monitored from now on. Empty if it ends the session."""
-    names: Mapping[int, str] = field(default_factory=dict)
-    """Description of each rank for messages, such as ``stage 0, layers 1-8``."""
-    data_rank: int | None = None
-    """Rank that receives the records of all others; None if nothing is recorded."""
-    goes_on: bool = False
-    """Whether the session goes on, with other plans, when a rank but 0 and the data rank is lost."""
-    line: str = ""
-    """Notice for the user of what has happened and what is done, with another plan."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.callers import Caller, in_turn, surplus
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
@@ -149,23 +150,10 @@ class Hub:
             if seat.facts is not None and seat.facts is not known.get(rank)
         }
 
-    def plan(
-        self,
-        plan: Raw,
-        *,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        data_rank: int | None = None,
-        goes_on: bool = False,
-    ) -> None:
-        """Announce the plan and the ranks that take part.
-
-        ``names`` describes each rank in messages, and ``data_rank`` receives the records of all ranks. If the
-        session ``goes_on`` after failures, ``next_task`` asks for further decisions.
-        """
+    def plan(self, announcement: Announcement[Raw]) -> None:
+        """Announce the plan. ``next_task`` asks for others in a session that goes on after failures."""
         with self._changed:
-            now = self._clock()
-            self._queue(self._state.plan(plan, participants, names, now, data_rank, goes_on=goes_on))
+            self._queue(self._state.plan(announcement, self._clock()))
         self._wake()
 
     def next_task(self) -> Newcomer | Wanted | None:
@@ -184,13 +172,10 @@ class Hub:
             self._queue(self._state.judge_newcomer(newcomer.connection, refusal, self._clock()))
         self._wake()
 
-    def plan_again(
-        self, wanted: Wanted, plan: Raw, *, participants: tuple[int, ...], names: Mapping[int, str], line: str
-    ) -> None:
-        """Announce another plan, with a ``line`` for the user, unless the members have changed meanwhile."""
+    def plan_again(self, wanted: Wanted, announcement: Announcement[Raw]) -> None:
+        """Announce another plan, unless the members have changed meanwhile."""
         with self._changed:
-            now = self._clock()
-            self._queue(self._state.plan_again(wanted.members, plan, participants, names, now, line))
+            self._queue(self._state.plan_again(wanted.members, announcement, self._clock()))
         self._wake()
 
     def snapshot(self) -> RunSnapshot | None:
@@ -198,19 +183,10 @@ class Hub:
         with self._changed:
             return None if self._ended or self._closing else self._state.snapshot()
 
-    def change_to(
-        self,
-        since: RunSnapshot,
-        plan: Raw,
-        *,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        line: str,
-    ) -> Switched | Dropped:
-        """Announce a better plan, with a ``line`` for the user, and wait until it runs or is dropped."""
+    def change_to(self, since: RunSnapshot, announcement: Announcement[Raw]) -> Switched | Dropped:
+        """Announce a better plan, and wait until it runs or is dropped."""
         with self._changed:
-            now = self._clock()
-            self._queue(self._state.change(since, plan, participants, names, now, line))
+            self._queue(self._state.change(since, announcement, self._clock()))
         self._wake()
         with self._changed:
             self._changed.wait_for(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -48,9 +46,9 @@ from pipeedge.control.messages import (
     Verdict,
     Waiting,
     WorkByRank,
-    frame,
 )
 from pipeedge.control.turns import Turns
+from pipeedge.control.uplink import Uplink
 
 __all__ = ["Callbacks", "Member"]
 
@@ -58,17 +56,13 @@ _Message = TypeVar("_Message", bound=Message)
 
 _VERDICT_WAIT_S = 3.0
 """Seconds that a rank that lost a peer waits for the hub to name the cause."""
-_PARTING_S = 2.0
-"""Longest time in seconds for which a rank that leaves waits until the hub takes more of its messages."""
-_RETRY_S = 0.2
-_MORE_DIALS = 10
 _CLOCK_BURST = 8
 """Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
 _RECORD_CHARS = 24 << 10
+"""Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
 _KEPT_RECORDS = 9
 """Number of records of each rank that the data rank keeps: of its last epoch, and of eight before."""
-"""Number of characters in one message. The hub accepts 64 KiB, and escaping makes text longer."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class Member:
         clock: Callable[[], float] = time.monotonic,
         run_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._connection = connection
+        self._uplink = Uplink(connection, hub_at, clock)
         self._rank = rank
         self._callbacks = callbacks or Callbacks()
         self._clock = clock
@@ -117,27 +111,18 @@ class Member:
         self._clock_burst = _CLOCK_BURST
         self.hub_clock = ClockMap()
         """Conversion from ``run_clock`` to the hub's clock."""
-        self.turns = Turns(self._send, run_clock)
+        self.turns = Turns(self._uplink.send, run_clock)
         """Epochs of this rank, in a run that goes on after failures."""
         self._records: dict[int, deque[list[str]]] = {}  # parts of each of the last records, by rank
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
-        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._hub_name = "rank 0"
-        self._hub_confirmed = False  # whether the listener has proved to be a hub
-        self._hub_at = hub_at
-        self._dials = _MORE_DIALS
-        self._unconfirmed: list[bytes] = []  # messages to repeat if the hub drops this connection unread
         self._received: dict[type[Message], Message] = {}
         self._error: PipeEdgeError | None = None
         self._leaving = False
         self._slowest_s = 0.0
         self._abort: Callable[[], None] = lambda: None
-        self._waker, self._wakened = socket.socketpair()
-        for sock in (self._waker, self._wakened):
-            sock.setblocking(False)
-        self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="member", daemon=True)
 
     def __enter__(self) -> Member:
@@ -148,42 +133,39 @@ class Member:
         """Send what is still to be sent, and leave."""
         with self._changed:
             self._leaving = True
-        self._wake()
+        self._uplink.wake()
         self._thread.join()
-        self._connection.close()
-        self._selector.close()
-        for sock in (self._waker, self._wakened):
-            sock.close()
+        self._uplink.close()
 
     # -- messages of this rank --------------------------------------------------------------------
 
     def hello(self, *, world_size: int, host: str) -> None:
         """Introduce this rank to the hub."""
-        self._send(Hello(self._rank, world_size, host))
+        self._uplink.send(Hello(self._rank, world_size, host))
         self._request_clock()
 
     def facts(self, facts: object) -> None:
         """Send the facts of this rank, which the hub compares with those of the other ranks."""
-        self._send(Facts(Raw(encode(facts))))
+        self._uplink.send(Facts(Raw(encode(facts))))
 
     def ready(self) -> None:
         """Report that the shard is loaded and the links are open."""
-        self._send(Ready())
+        self._uplink.send(Ready())
 
     def record(self, text: str) -> None:
         """Send this rank's record of the run to the data rank. Must precede ``done``."""
         for start in range(0, len(text), _RECORD_CHARS):
-            self._send(Record(text[start : start + _RECORD_CHARS]))
+            self._uplink.send(Record(text[start : start + _RECORD_CHARS]))
 
     def complete(self) -> None:
         """Report that this rank, the data rank, has written all results. Must precede ``done``."""
-        self._send(Complete())
+        self._uplink.send(Complete())
 
     def done(self, stats: object) -> None:
         """Report that this rank has finished its part."""
         # No heartbeat follows, and the diagnosis of other ranks may depend on this rank's last counters.
-        self._send(Beat(self._callbacks.status()))
-        self._send(Done(Raw(encode(stats))))
+        self._uplink.send(Beat(self._callbacks.status()))
+        self._uplink.send(Done(Raw(encode(stats))))
 
     def failed(self, line: str, microbatch: int | None = None) -> None:
         """Report that this rank failed, for the reason in ``line``.
@@ -192,11 +174,11 @@ class Member:
             line: the reason.
             microbatch: number of the microbatch whose values led to it, if any did.
         """
-        self._send(Failed(line[:_MAX_LINE], microbatch))
+        self._uplink.send(Failed(line[:_MAX_LINE], microbatch))
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
-        self._send(Lost(rank, str(error)))
+        self._uplink.send(Lost(rank, str(error)))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
@@ -257,40 +239,20 @@ class Member:
 
     # -- the member's thread ----------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
-        """Have the member's thread send a message; only that thread uses the connection."""
-        data = frame(message)
-        with self._sending:
-            if not self._hub_confirmed:
-                self._unconfirmed.append(data)
-            self._connection.queue(data)
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has not even read the previous calls
-            self._waker.send(b"\0")
-
     def _serve(self) -> None:
         try:
-            self._selector.register(self._wakened, selectors.EVENT_READ)
-            self._selector.register(self._connection.socket, selectors.EVENT_READ)
+            self._uplink.open()
             self._listen()
         except Exception as error:  # a thread that waits for the hub must not wait forever
             line = f"internal error in the control connection of rank {self._rank}: {one_line(error)}"
             self._fail(PipeEdgeError(line))
             self.failed(line)
-            self._part()
-
-    def _part(self) -> None:
-        """Send what is still to be sent, as long as the hub takes it."""
-        self._connection.socket.settimeout(_PARTING_S)
-        with contextlib.suppress(OSError):
-            self._connection.send()
+            self._uplink.part()
 
     def _listen(self) -> None:
         received_at = beat_at = self._clock()
         while True:
-            ready = self._wait_until(beat_at + self._beat_s)
+            ready = self._uplink.wait_until(beat_at + self._beat_s)
             with self._changed:
                 if self._leaving:
                     break
@@ -311,67 +273,27 @@ class Member:
                 return
             if now - beat_at >= self._beat_s:
                 beat_at = now
-                self._send(Beat(self._callbacks.status()))
+                self._uplink.send(Beat(self._callbacks.status()))
                 self._request_clock()
-        self._part()
-
-    def _wait_until(self, deadline: float) -> bool:
-        """Send what is to be sent, and wait; return whether anything has arrived from the hub."""
-        connection = self._connection
-        with contextlib.suppress(OSError):  # the socket may still hold the reason, and is read first
-            connection.send()
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
-        self._selector.modify(connection.socket, wanted)
-        events = self._selector.select(max(0.0, deadline - self._clock()))
-        with contextlib.suppress(BlockingIOError):
-            self._wakened.recv(4096)
-        return any(key.fileobj is connection.socket and mask & selectors.EVENT_READ for key, mask in events)
+        self._uplink.part()
 
     def _receive(self) -> None:
         """Handle what the hub has sent."""
         try:
-            messages = self._connection.receive()
+            messages = self._uplink.receive()
         except PeerFailedError as error:
             self._fail(self._hub_gone(error))
             return
-        except OSError:
-            messages = None
         if messages is None:
-            if not self._connect_again():
-                self._fail(self._hub_gone())
+            self._fail(self._hub_gone())
             return
-        self._hub_confirmed = self._hub_confirmed or bool(messages)
         for message in messages:
             self._handle(message)
-        failure = self._connection.end.failure
-        if failure:
-            self._fail(explain_refusal(self._hub_name, failure))
-
-    def _connect_again(self) -> bool:
-        """Connect again and repeat all messages if the hub has not answered this rank yet.
-
-        The hub keeps only a few connections without a rank. If many processes connect at once, one of them
-        can displace this rank before the hub has read its hello.
-        """
-        if self._hub_confirmed or self._hub_at is None or not self._dials:
-            return False
-        self._dials -= 1
-        time.sleep(_RETRY_S)  # many processes connect at this moment
-        try:
-            connection = self._hub_at.dial(_RETRY_S)
-        except PipeEdgeError:
-            return False
-        self._selector.unregister(self._connection.socket)
-        self._connection.close()
-        self._selector.register(connection.socket, selectors.EVENT_READ)
-        with self._sending:
-            for data in self._unconfirmed:
-                connection.queue(data)
-            self._connection = connection
-        return True
+        if self._uplink.failure:
+            self._fail(explain_refusal(self._hub_name, self._uplink.failure))
 
     def _request_clock(self) -> None:
-        self._send(Clock(self._run_clock()))
+        self._uplink.send(Clock(self._run_clock()))
 
     def _add_clock_sample(self, answer: ClockAnswer) -> None:
         received = self._run_clock()
@@ -422,7 +344,7 @@ class Member:
 
     @property
     def _or_another(self) -> str:
-        return "" if self._hub_confirmed else ", or another program listens on this --port"
+        return "" if self._uplink.hub_confirmed else ", or another program listens on this --port"
 
     def _show_notice(self, line: str) -> None:
         # A notice that cannot be shown is lost; the run does not need it.

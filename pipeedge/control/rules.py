@@ -32,21 +32,14 @@ from typing import Any, ClassVar, TypeAlias
 from msgspec import Raw, Struct
 
 from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Attendance, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
-from pipeedge.control.epochs import Members
 from pipeedge.control.failover import Failover, Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import (
-    Limits,
-    Silent,
-    Slow,
-    Stalled,
-    Stuck,
-    beat_interval_s,
-    diagnose,
-)
+from pipeedge.control.liveness import Silent, Slow, Stalled, Stuck
+from pipeedge.control.members import Members
 from pipeedge.control.messages import (
     Beat,
     Clock,
@@ -69,6 +62,7 @@ from pipeedge.control.messages import (
 from pipeedge.control.roster import Phase, Roster
 from pipeedge.control.telemetry import clock_answer, forward_record, one_plan_snapshot, pace, stage_work
 from pipeedge.control.verdicts import hears_nobody, is_silent, is_slow, is_stalled, is_stuck
+from pipeedge.control.watch import Isolated, RankWatch
 
 __all__ = ["HubState"]
 
@@ -80,14 +74,10 @@ class HubState:
     """The hub's rules. Connections are numbers; what to send comes back as (connection, message)."""
 
     def __init__(self, *, world_size: int, timeout_s: float, now: float, terms: Terms | None = None) -> None:
-        self._limits = Limits.within(timeout_s)
-        self._beat_s = beat_interval_s(timeout_s)
         self._opened_at = now
         self._roster = Roster(world_size)
         self._attendance = Attendance(self._roster, terms or Terms(timeout_s), now)
-        self._progress = -1
-        self._progress_at = now
-        self._noticed_at = now
+        self._watch = RankWatch(self._roster, timeout_s, now)
         self._beat_at = now
         self._suspect: tuple[float, Failure] | None = None
         self._failover: Failover | None = None  # from the plan on, in a run that goes on after failures
@@ -157,7 +147,7 @@ class HubState:
         self._roster.seats[rank].ready = True
         if not self._roster.started():
             return []
-        self._progress_at = now
+        self._watch.moved(now)
         return self._roster.to_all(Start())
 
     def _take_record(self, rank: int, record: Record, now: float) -> list[tuple[int, Message]]:
@@ -252,7 +242,7 @@ class HubState:
     def tick(self, now: float) -> list[tuple[int, Message]]:
         """Handle the passage of time."""
         outgoing = []
-        if now - self._beat_at >= self._beat_s:
+        if now - self._beat_at >= self._watch.beat_s:
             self._beat_at = now
             outgoing += self._roster.to_all(pace(self._roster)) + stage_work(self._roster)
         if self.verdict is not None:
@@ -266,85 +256,47 @@ class HubState:
         outgoing += self._attendance.close(now)
         if self._failover is not None:
             outgoing += self._heeded(self._failover.tick(now), now)
-        return outgoing + self._attendance.tell_absent(now) + self._watch(now)
+        return outgoing + self._attendance.tell_absent(now) + self._look(now)
 
     # -- decisions -------------------------------------------------------------------------------
 
-    def plan(
-        self,
-        plan: Raw,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        now: float,
-        data_rank: int | None = None,
-        *,
-        goes_on: bool = False,
-    ) -> list[tuple[int, Message]]:
+    def plan(self, announcement: Announcement[Raw], now: float) -> list[tuple[int, Message]]:
         """Announce the plan, once all ranks that take part in the session are here and agree.
 
-        From now on only ``participants`` are monitored, and their records go to ``data_rank``. A run that
-        ``goes_on`` has one, and monitors all ranks, as any of them may be needed.
+        From now on only its participants are monitored, and their records go to its data rank. A run that
+        goes on after failures has one, and monitors all ranks, as any of them may be needed.
         """
-        for rank in participants:
+        for rank in announcement.participants:
             if rank in self._roster.left_out:  # it was lost while the plan was made
                 return self._end(self._roster.left_out[rank], now)
-        self._roster.data_rank = data_rank
-        self._roster.participants = participants
-        self._roster.names = names
-        self._progress_at = now
-        outgoing = self._roster.to_all(Planned(plan))
-        if goes_on and data_rank is not None:
-            self._failover = Failover(self._roster, data_rank, self._limits.stall_s)
-            members = self._failover.epochs.membership
-            outgoing += self._failover.planned(members, plan, participants, names, now)
+        self._roster.data_rank = announcement.data_rank
+        self._roster.participants = announcement.participants
+        self._roster.names = announcement.names
+        self._watch.moved(now)
+        outgoing = self._roster.to_all(Planned(announcement.plan))
+        if announcement.goes_on and announcement.data_rank is not None:
+            self._failover = Failover(self._roster, announcement.data_rank, self._watch.limits.stall_s)
+            outgoing += self._failover.planned(self._failover.epochs.membership, announcement, now)
         return outgoing
 
     def plan_again(
-        self,
-        members: Members,
-        plan: Raw,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        now: float,
-        line: str = "",
+        self, members: Members, announcement: Announcement[Raw], now: float
     ) -> list[tuple[int, Message]]:
-        """Prepare an epoch with a plan for ``members``, unless these have changed meanwhile.
-
-        Args:
-            members: members that wanted a plan.
-            plan: plan for them.
-            participants: ranks with a part in it.
-            names: description of each rank.
-            now: present time.
-            line: notice for the user about what has happened and what is done.
-        """
+        """Prepare an epoch with a plan for ``members``, unless these have changed meanwhile."""
         if self._failover is None or self.verdict is not None:
             return []
-        outgoing = self._failover.planned(members, plan, participants, names, now)
-        return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
+        return self._noticed(self._failover.planned(members, announcement, now), announcement.line)
 
     def change(
-        self,
-        since: RunSnapshot,
-        plan: Raw,
-        participants: tuple[int, ...],
-        names: Mapping[int, str],
-        now: float,
-        line: str = "",
+        self, since: RunSnapshot, announcement: Announcement[Raw], now: float
     ) -> list[tuple[int, Message]]:
-        """Prepare a better plan beside the one that runs, unless the run is no longer as ``since`` says.
-
-        Args:
-            since: what the decision was based on.
-            plan: the plan.
-            participants: ranks with a part in it.
-            names: description of each rank.
-            now: present time.
-            line: notice for the user about what is done.
-        """
+        """Prepare a better plan beside the one that runs, unless the run is no longer as ``since`` says."""
         if self._failover is None or self.verdict is not None:
             return []
-        outgoing = self._failover.change(since, plan, participants, names, now)
+        return self._noticed(self._failover.change(since, announcement, now), announcement.line)
+
+    def _noticed(self, outgoing: list[tuple[int, Message]], line: str) -> list[tuple[int, Message]]:
+        """Return what a plan sends, if anything, with a notice of it for all ranks."""
         return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
 
     def give_up(self, members: Members, failure: Failure, now: float) -> list[tuple[int, Message]]:
@@ -425,31 +377,22 @@ class HubState:
             return True  # any rank may be needed
         return self._roster.takes_part(rank) and not self._roster.seats[rank].finished
 
-    def _watch(self, now: float) -> list[tuple[int, Message]]:
+    def _look(self, now: float) -> list[tuple[int, Message]]:
+        """Act on what is wrong with the ranks, if anything is."""
         watched = [rank for rank in self._roster.seats if self._is_watched(rank)]
-        # Ranks that have finished are not monitored, but their counters are needed to find a dead link.
-        statuses = {
-            rank: self._roster.seats[rank].status
-            for rank in self._roster.seats
-            if self._roster.takes_part(rank)
-        }
-        progress = sum(status.progress for status in statuses.values())
-        if progress != self._progress or not self._roster.started():
-            self._progress, self._progress_at = progress, now
-        silence = {rank: now - self._roster.seats[rank].heard_at for rank in watched}
-        finding = diagnose(statuses, silence, now - self._progress_at, self._limits)
-        if isinstance(finding, Silent):
-            others = len(silence) - (0 in silence)
-            if self._failover is None and self._hears_nobody(silence):
-                return self._judge(hears_nobody(self._roster, finding, others), now)
-            return self._judge(is_silent(self._roster, finding), now)
-        if isinstance(finding, Stuck):
-            return self._stuck(finding, now)
-        if isinstance(finding, Stalled) and watched:
-            return self._stalled(is_stalled(self._roster, finding, watched), now)
-        if isinstance(finding, Slow) and now - self._noticed_at > self._limits.stall_s:
-            self._noticed_at = now
-            return self._roster.to_all(Notice(is_slow(self._roster, finding)))
+        goes_on = self._failover is not None
+        match self._watch.look(watched, now):
+            case Isolated(silent, others):
+                found = is_silent(self._roster, silent)
+                return self._judge(found if goes_on else hears_nobody(self._roster, silent, others), now)
+            case Silent() as silent:
+                return self._judge(is_silent(self._roster, silent), now)
+            case Stuck() as stuck:
+                return self._stuck(stuck, now)
+            case Stalled() as stalled if watched:
+                return self._stalled(is_stalled(self._roster, stalled, watched), now)
+            case Slow() as slow:
+                return self._roster.to_all(Notice(is_slow(self._roster, slow)))
         return []
 
     def _stuck(self, finding: Stuck, now: float) -> list[tuple[int, Message]]:
@@ -463,11 +406,6 @@ class HubState:
         if self._failover is None or self._complete:
             return self._judge(failure, now)
         return self._heeded(self._failover.stalled(failure, now), now)
-
-    def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
-        """Return whether all other ranks, at least two, fell silent together, so that none is at fault."""
-        others = [seconds for rank, seconds in silence_s.items() if rank != 0]
-        return len(others) > 1 and min(others) > self._limits.silence_s - 2 * self._beat_s
 
     def _failure(self, kind: FailureKind, rank: int, cause: str) -> Failure:
         return Failure(kind, cause, rank, self._roster.name(rank))

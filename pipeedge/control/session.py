@@ -30,12 +30,13 @@ from pipeedge.base.errors import (
     one_line,
 )
 from pipeedge.base.fields import decoding, encode
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure
-from pipeedge.control.forms import Announcement, Deadlines, Forms, GoingOn, Refusal, Remaining
+from pipeedge.control.forms import Deadlines, Forms, GoingOn, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Brief, Planned, Start, Summary
@@ -223,13 +224,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             if isinstance(decision, Refusal):
                 hub.give_up(task, decision.line, decision.exit_code)
             else:
-                hub.plan_again(
-                    task,
-                    Raw(encode(decision.plan)),
-                    participants=decision.participants,
-                    names=decision.names,
-                    line=decision.line,
-                )
+                hub.plan_again(task, decision.encoded())
 
     def _judged(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
         """Return why a process cannot be a spare, or None if it can."""
@@ -265,13 +260,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """
         if self._hub is None:
             raise PipeEdgeError("only rank 0 decides")
-        return self._hub.change_to(
-            since,
-            Raw(encode(announcement.plan)),
-            participants=announcement.participants,
-            names=announcement.names,
-            line=announcement.line,
-        )
+        return self._hub.change_to(since, announcement.encoded())
 
     def state(self, facts: _Facts) -> None:
         """Send the facts of this rank."""
@@ -297,13 +286,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         if isinstance(decision, Refusal):
             self._hub.refuse(decision.line, decision.exit_code)
         elif decision is not None:
-            self._hub.plan(
-                Raw(encode(decision.plan)),
-                participants=decision.participants,
-                names=decision.names,
-                data_rank=decision.data_rank,
-                goes_on=decision.goes_on,
-            )
+            self._hub.plan(decision.encoded())
             return decision.goes_on
         return False
 

@@ -13,7 +13,8 @@ from pipeedge.base.errors import DeadlineError, PipeEdgeError, RequestError
 from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
-from pipeedge.control.forms import Announcement, Deadlines, Forms
+from pipeedge.control.announcement import Announcement
+from pipeedge.control.forms import Deadlines, Forms
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session

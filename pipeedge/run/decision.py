@@ -15,8 +15,9 @@ from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import figure, plural
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
-from pipeedge.control.forms import Announcement, Forms, Refusal, Remaining
+from pipeedge.control.forms import Forms, Refusal, Remaining
 from pipeedge.control.session import Session
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.facts import disagreement, rank_facts

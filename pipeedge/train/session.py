@@ -28,7 +28,8 @@ from pipeedge.base.errors import PeerFailedError, one_line
 from pipeedge.base.fields import Options, decoding, reader
 from pipeedge.base.files import write_whole
 from pipeedge.base.machine import peak_rss_mb
-from pipeedge.control.forms import Announcement, Forms, Refusal
+from pipeedge.control.announcement import Announcement
+from pipeedge.control.forms import Forms, Refusal
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.observe.records import Recording

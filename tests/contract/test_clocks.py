@@ -8,7 +8,9 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
@@ -68,7 +70,7 @@ def test_members_know_the_hubs_clock() -> None:
             member.hello(world_size=1, host="here")
             member.facts({})
             hub.gather()
-            hub.plan({}, participants=(0,), names={}, data_rank=0)
+            hub.plan(Announcement(Raw(b"{}"), (0,), data_rank=0))
             member.wait(Planned)
             member.ready()
             member.wait(Start)

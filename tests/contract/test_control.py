@@ -28,10 +28,11 @@ from pipeedge.base.errors import (
     RequestError,
     exit_code,
 )
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import Caller
 from pipeedge.control.dialling import HubAddress, connect_in_clear
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.forms import Announcement, Deadlines, Forms, Refusal
+from pipeedge.control.forms import Deadlines, Forms, Refusal
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import (
     StageWork,
@@ -159,14 +160,14 @@ def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
         hub_end, _ = listener.accept()
         self.hello(world_size=3, host="pi1")
         hub_end.sendall(frame(Pace()))
-        while not self._hub_confirmed:
+        while not self._uplink.hub_confirmed:
             time.sleep(0.01)
         with self._changed:  # the member's thread takes nothing meanwhile
             hub_end.sendall(frame(told))
             hub_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             hub_end.close()
             for _ in range(3):
-                self._send(Ready())
+                self._uplink.send(Ready())
         with pytest.raises(PeerFailedError, match="rank 2 is gone: killed"):
             self.wait(Start)
 
@@ -244,7 +245,7 @@ def test_a_run_over_sockets() -> None:
         for thread in threads:
             thread.start()
         assert plain(served.gather()) == {str(rank): {"rank": rank} for rank in range(3)}
-        served.plan(Raw(b"5"), participants=(0, 2), names={})
+        served.plan(Announcement(Raw(b"5"), (0, 2)))
         for thread in threads:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
@@ -430,7 +431,7 @@ def test_stats_are_read_as_their_type_and_name_their_rank() -> None:
         self.hello(world_size=1, host="pi")
         session.state({})
         assert served.gather() is not None
-        served.plan(Raw(b"{}"), participants=(0,), names={})
+        served.plan(Announcement(Raw(b"{}"), (0,)))
         session.start()
         with pytest.raises(PeerFailedError, match=r"the result of rank 0 is malformed \(.*>= 0.0"):
             session.finish(-1.0)

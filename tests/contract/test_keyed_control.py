@@ -19,6 +19,7 @@ from wire_messages import framed
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.control import hub as hub_module
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import in_turn
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
@@ -70,7 +71,7 @@ def hold_session(key: Membership | None, *, change: Change = lambda data: data) 
         for thread in threads:
             thread.start()
         if served.gather() is not None:
-            served.plan(Raw(f'"{PLAN_TEXT}"'.encode()), participants=(0, 1), names={}, data_rank=0)
+            served.plan(Announcement(Raw(f'"{PLAN_TEXT}"'.encode()), (0, 1), data_rank=0))
         for thread in threads:
             thread.join(20)
     return bytes(proxy.passed), ended

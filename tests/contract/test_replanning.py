@@ -14,7 +14,8 @@ from runtime_request import request
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.fields import encode
 from pipeedge.base.schedule import Schedule
-from pipeedge.control.session import Announcement, Refusal
+from pipeedge.control.announcement import Announcement
+from pipeedge.control.session import Refusal
 from pipeedge.models import find_model
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan

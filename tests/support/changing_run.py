@@ -15,7 +15,8 @@ from pathlib import Path
 
 from pipeedge.base.fields import Options
 from pipeedge.base.schedule import LayerRange, Schedule
-from pipeedge.control.forms import Announcement, Refusal
+from pipeedge.control.announcement import Announcement
+from pipeedge.control.forms import Refusal
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline

@@ -10,12 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from failover_processes import Rules
+from msgspec import Raw
 
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
 from pipeedge.control.epoch_messages import Abort, EpochReady, Passed, Prepare, Stopped
-from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure
 from pipeedge.control.ledger import Arrival, Ledger
+from pipeedge.control.members import Members, MemberTable
 from pipeedge.control.messages import Complete, Message, Verdict
 
 Outgoing = list[tuple[int, Message]]
@@ -56,25 +59,31 @@ class StartsBeforeAllArePrepared(Epochs):
     )
 
 
+class RemembersMembers(MemberTable):
+    def __init__(self, incarnations: Mapping[int, int]) -> None:
+        super().__init__(incarnations)
+        self._ever = {incarnation: rank for rank, incarnation in incarnations.items()}
+
+    def admit(self, rank: int, incarnation: int) -> None:
+        self._ever[incarnation] = rank
+        super().admit(rank, incarnation)
+
+    def rank_of(self, incarnation: int) -> int | None:
+        rank = self._ever.get(incarnation)
+        return rank if rank in self.incarnations else None
+
+
 class HearsFormerMembers(Epochs):
     def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
         super().__init__(members, data_rank)
-        self._ever = {incarnation: rank for rank, incarnation in members.items()}
-
-    def _admit(self, rank: int, incarnation: int) -> None:
-        self._ever[incarnation] = rank
-        super()._admit(rank, incarnation)
-
-    def _rank_of(self, incarnation: int) -> int | None:
-        rank = self._ever.get(incarnation)
-        return rank if rank in self._members else None
+        self._members = RemembersMembers(members)
 
 
 class ForgetsLossWhilePreparing(Epochs):
     def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        rank = self._rank_of(incarnation)
+        rank = self._members.rank_of(incarnation)
         if self._step is EpochStep.PREPARING and rank is not None and rank not in self._essential:
-            del self._members[rank]
+            self._members.remove(rank)
             return []
         return super().lost(incarnation, failure)
 
@@ -89,19 +98,19 @@ class ForgetsLossWhileStopping(Epochs):
 
 
 class UsesOvertakenPlan(Epochs):
-    def planned(self, membership: Members, decision: EpochPlan | Failure) -> Outgoing:
+    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
         outgoing = super().planned(membership, decision)
         if self._step is not EpochStep.PLANNING or isinstance(decision, Failure):
             return outgoing
         self._epoch = self._latest = self._latest + 1
-        self._step, self._participants = EpochStep.PREPARING, decision.participants
+        self._step, self._participants = EpochStep.PREPARING, frozenset(decision.participants)
         self._awaited = {(self._epoch, rank) for rank in decision.participants}
         here = [self._members[rank] for rank in decision.participants if rank in self._members]
         return [(incarnation, Prepare(self._epoch, decision.plan)) for incarnation in here]
 
 
 class EndsThoughOneHasJoined(Epochs):
-    def planned(self, membership: Members, decision: EpochPlan | Failure) -> Outgoing:
+    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
         if isinstance(decision, Failure) and self._step is EpochStep.PLANNING:
             return self._end(decision)
         return super().planned(membership, decision)
@@ -114,19 +123,19 @@ class ForgetsWhoJoins(Epochs):
 
 class ReplacesRankThatLives(Epochs):
     def joined(self, rank: int, incarnation: int) -> Outgoing:
-        self._members.pop(rank, None)
+        self._members.incarnations.pop(rank, None)
         return super().joined(rank, incarnation)
 
 
 class ForgetsClaims(Epochs):
     def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        self._claims.clear()
+        self._members.claims.clear()
         return super().lost(incarnation, failure)
 
 
 class StopsForSpare(Epochs):
     def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        rank = self._rank_of(incarnation)
+        rank = self._members.rank_of(incarnation)
         outgoing = super().lost(incarnation, failure)
         if rank is not None and self._step is EpochStep.RUNNING:
             return outgoing + self._stop(failure.line)
@@ -161,7 +170,7 @@ class LosesAfterTheEnd(Epochs):
 
 
 class ReusesEpochThatNeverRan(Epochs):
-    def planned(self, membership: Members, decision: EpochPlan | Failure) -> Outgoing:
+    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
         self._latest -= self._has_failed_before_run
         return super().planned(membership, decision)
 
@@ -182,7 +191,7 @@ class TellsVerdictToParticipantsOnly(Epochs):
         super()._end(failure)
         return [
             (incarnation, Verdict(failure))
-            for rank, incarnation in self._members.items()
+            for rank, incarnation in self._members.incarnations.items()
             if rank in self._participants
         ]
 

@@ -19,12 +19,14 @@ from msgspec import Raw
 
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
 from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, EPOCH_TO_HUB, Abort, Prepare, Retire, Run
-from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.ledger import Arrival, Ledger
 from pipeedge.control.liveness import Limits, RankStatus, Silent, Stalled, Stuck, diagnose
+from pipeedge.control.members import Members
 from pipeedge.control.messages import Complete, Message, Verdict
 from pipeedge.plan.after_loss import Survivor, smallest_change
 
@@ -208,11 +210,11 @@ class HubShell:
             decision = self._decide(wanted)
             world.after(world.chance.choice((0.0, 0.1, 0.6)), self._planned, wanted, decision)
 
-    def _planned(self, membership: Members, decision: EpochPlan | Failure) -> None:
+    def _planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> None:
         self._planning = False
         before = self.epochs.epoch
         outgoing = self.epochs.planned(membership, decision)
-        if self.epochs.epoch != before and isinstance(decision, EpochPlan):
+        if self.epochs.epoch != before and isinstance(decision, Announcement):
             self.world.note("plan", self.epochs.epoch, _read_plan(decision.plan))
         self._follow(outgoing)
 
@@ -220,15 +222,15 @@ class HubShell:
         """Ask for another plan, though nothing is lost."""
         members = self.epochs.membership
         decision = self._decide(members)
-        if isinstance(decision, EpochPlan):
+        if isinstance(decision, Announcement):
             self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, members, decision)
 
-    def _changed(self, membership: Members, decision: EpochPlan) -> None:
+    def _changed(self, membership: Members, decision: Announcement[Raw]) -> None:
         if self.epochs.can_change:
             self.world.note("change", _read_plan(decision.plan))
         self._follow(self.epochs.changed(membership, decision))
 
-    def _decide(self, members: Members) -> EpochPlan | Failure:
+    def _decide(self, members: Members) -> Announcement[Raw] | Failure:
         """Return stages that cover all layers."""
         limits, here = self.world.limits, members.incarnations
         if limits.data_rank not in here:
@@ -242,9 +244,8 @@ class HubShell:
         self._schedule = found
         stages = [(one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in found.stages]
         data = (limits.data_rank, here[limits.data_rank])
-        return EpochPlan(
-            Raw(encode({"stages": stages, "data": data})), frozenset({limits.data_rank, *found.ranks})
-        )
+        participants = tuple(sorted({limits.data_rank, *found.ranks}))
+        return Announcement(Raw(encode({"stages": stages, "data": data})), participants)
 
     def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:
         """Return what the product's planner makes of the ranks that are left."""

@@ -15,6 +15,7 @@ from msgspec import Raw
 from rich.console import Console
 
 from pipeedge.base.errors import PipeEdgeError, one_line
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import TO_HUB, Beat, Decoder, Message, Notice, Verdict, Waiting
@@ -111,7 +112,7 @@ class Play:
         for rank in range(self.world):
             self.hear(rank, "facts", facts={})
         names = {rank: f"stage {rank}" for rank in range(self.world)}
-        self.state.plan(Raw(b"{}"), tuple(range(self.world)), names, 0.0, data_rank=0)
+        self.state.plan(Announcement(Raw(b"{}"), tuple(range(self.world)), names, data_rank=0), 0.0)
         for rank in range(self.world):
             self.hear(rank, "ready")
         return self

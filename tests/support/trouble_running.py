@@ -20,6 +20,7 @@ from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.dialling import connect_in_clear, explain_refusal
 from pipeedge.control.failover import Wanted
 from pipeedge.control.liveness import RankStatus, beat_interval_s
@@ -66,8 +67,9 @@ class GoesOn(Play):
         self.hello(*range(self.world))
         for rank in range(self.world):
             self.hear(rank, "facts", facts={})
-        plan = Raw(b"{}"), tuple(range(self.world)), self.names, 0.0
-        self.note(self.state.plan(*plan, data_rank=0, goes_on=True))
+        everyone = tuple(range(self.world))
+        plan = Announcement(Raw(b"{}"), everyone, self.names, data_rank=0, goes_on=True)
+        self.note(self.state.plan(plan, 0.0))
         return self.prepared(1, *range(self.world))
 
     @property
@@ -85,8 +87,10 @@ class GoesOn(Play):
             self.hear(rank, "stopped", epoch=epoch - 1, **({"written": 0} if rank == 0 else {}))
         task = self.state.task()
         assert isinstance(task, Wanted)
-        plan = Raw(b"{}"), ranks, self.names, 0.0, line or f"{task.cause}; the run goes on"
-        self.note(self.state.plan_again(task.members, *plan))
+        line = line or f"{task.cause}; the run goes on"
+        self.note(
+            self.state.plan_again(task.members, Announcement(Raw(b"{}"), ranks, self.names, line=line), 0.0)
+        )
         return self.prepared(epoch, *ranks)
 
 

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_INFEASIBLE
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
@@ -19,6 +20,10 @@ from pipeedge.control.rules import HubState
 
 TIMEOUT_S = 10.0
 KILLED = "it was killed or lost its network"
+
+
+def stages(*ranks: int) -> dict[int, str]:
+    return {rank: f"stage {rank}" for rank in ranks}
 
 
 class Run:
@@ -44,9 +49,11 @@ class Run:
         facts = self.state.roster.facts()
         assert facts is not None
         assert facts.keys() == set(range(world)) - set(late)
-        plan, names = Raw(b'{"epoch":1}'), {rank: f"stage {rank}" for rank in participants}
         if participants:
-            self.note(self.state.plan(plan, participants, names, self.now, 0, goes_on=True))
+            first = Announcement(
+                Raw(b'{"epoch":1}'), participants, stages(*participants), data_rank=0, goes_on=True
+            )
+            self.note(self.state.plan(first, self.now))
         self.participants = participants
 
     def note(self, outgoing: list[tuple[int, Message]]) -> None:
@@ -77,8 +84,8 @@ class Run:
     def plan(self, *participants: int, line: str = "") -> Wanted:
         wanted = self.state.task()
         assert isinstance(wanted, Wanted)
-        plan, names = Raw(b"{}"), {rank: f"stage {rank}" for rank in participants}
-        self.note(self.state.plan_again(wanted.members, plan, participants, names, self.now, line))
+        again = Announcement(Raw(b"{}"), participants, stages(*participants), line=line)
+        self.note(self.state.plan_again(wanted.members, again, self.now))
         return wanted
 
     def heard(self, connection: int, kind: str) -> list[Any]:
@@ -347,7 +354,8 @@ def changing() -> Run:
         [0, 1],
     )
     names = {0: "stage 1", 2: "stage 0"}
-    run.note(run.state.change(since, Raw(b'{"epoch":2}'), (0, 2), names, run.now, "rank 2 is faster"))
+    better = Announcement(Raw(b'{"epoch":2}'), (0, 2), names, line="rank 2 is faster")
+    run.note(run.state.change(since, better, run.now))
     assert [message.line for message in run.heard(11, "notice")] == ["rank 2 is faster"]
     assert run.state.change_outcome() is None
     return run
@@ -381,7 +389,7 @@ def test_plan_that_a_rank_cannot_prepare_is_dropped() -> None:
     run.close(12)
     assert run.state.task() is None
     # The rank has left since the decision was made.
-    run.note(run.state.change(since, Raw(b"{}"), (0, 2), {}, run.now))
+    run.note(run.state.change(since, Announcement(Raw(b"{}"), (0, 2)), run.now))
     assert run.state.change_outcome() == Dropped("a rank has left or come again meanwhile")
 
 

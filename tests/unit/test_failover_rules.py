@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
 from pipeedge.control.epoch_messages import (
     Abort,
@@ -27,9 +28,10 @@ from pipeedge.control.epoch_messages import (
     Run,
     Stopped,
 )
-from pipeedge.control.epochs import EpochPlan, Epochs, EpochStep, Members
+from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.ledger import Arrival, Ledger
+from pipeedge.control.members import Members
 from pipeedge.control.messages import Complete, Message, Verdict
 
 PLAN = Raw(b"{}")
@@ -44,7 +46,7 @@ def gone(rank: int) -> Failure:
 def prepare(epochs: Epochs, *ranks: int) -> list[tuple[int, Message]]:
     """Let the hub have a plan for ``ranks``."""
     assert epochs.wanted_plan is not None
-    return epochs.planned(epochs.wanted_plan, EpochPlan(PLAN, frozenset(ranks)))
+    return epochs.planned(epochs.wanted_plan, Announcement(PLAN, ranks))
 
 
 def answer(epochs: Epochs, kind: Callable[[int], Message], *incarnations: int) -> list[tuple[int, Message]]:
@@ -94,7 +96,7 @@ class TestHub:
         assert asked is not None
         epochs.lost(12, gone(2))
         epochs.joined(2, 20)
-        assert epochs.planned(asked, EpochPlan(PLAN, frozenset({0, 2}))) == []
+        assert epochs.planned(asked, Announcement(PLAN, (0, 2))) == []
         assert epochs.wanted_plan == Members(3, {0: 10, 1: 11, 2: 20})
         # One that was meant for other members than those of now does not end the run either.
         assert epochs.planned(asked, Failure(FailureKind.REFUSED, "nothing fits")) == []
@@ -190,7 +192,7 @@ class TestChange:
 
     def changing(self) -> Epochs:
         epochs = running(self.MEMBERS, 0, 1)
-        prepares = epochs.changed(epochs.membership, EpochPlan(PLAN, frozenset({0, 2})))
+        prepares = epochs.changed(epochs.membership, Announcement(PLAN, (0, 2)))
         assert prepares == [(number, Prepare(2, PLAN)) for number in (10, 12)]
         assert epochs.step is EpochStep.CHANGING
         return epochs
@@ -237,7 +239,7 @@ class TestChange:
         for number in here:
             epochs.received(number, Stopped(2))
         assert (epochs.step, epochs.epoch, epochs.participants) == (EpochStep.RUNNING, 1, {0, 1})
-        epochs.changed(epochs.membership, EpochPlan(PLAN, frozenset({0, 3})))
+        epochs.changed(epochs.membership, Announcement(PLAN, (0, 3)))
         assert epochs.received(13, EpochReady(3)) == []
 
     def test_loss_of_a_rank_of_what_runs_stops_both(self) -> None:
@@ -270,7 +272,7 @@ class TestChange:
         asked = epochs.membership
         epochs.lost(12, gone(2))
         epochs.joined(2, 20)
-        assert epochs.changed(asked, EpochPlan(PLAN, frozenset({0, 2}))) == []
+        assert epochs.changed(asked, Announcement(PLAN, (0, 2))) == []
         assert epochs.can_change
 
     def test_member_prepares_one_epoch_beside_one_that_runs(self) -> None:

@@ -22,6 +22,7 @@ from pipeedge.base.errors import (
     RequestError,
     one_line,
 )
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
@@ -362,7 +363,7 @@ class Play:
     def planned(self, *participants: int) -> Play:
         participants = participants or tuple(range(self.world))
         names = {rank: f"stage {stage}" for stage, rank in enumerate(participants)}
-        self._note(self.state.plan(Raw(b'{"items":3}'), participants, names, self.now))
+        self._note(self.state.plan(Announcement(Raw(b'{"items":3}'), participants, names), self.now))
         return self
 
     def started(self) -> Play:
@@ -750,7 +751,7 @@ def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
 
 def complete(play: Play) -> Play:
     play.started()
-    play._note(play.state.plan({"items": 3}, (0, 1), {}, play.now, data_rank=0))
+    play._note(play.state.plan(Announcement(Raw(b'{"items":3}'), (0, 1), data_rank=0), play.now))
     play.say(0, "complete")
     return play
 
@@ -892,7 +893,7 @@ def test_ranks_that_fall_silent_together_are_not_blamed(last_beats: tuple[float,
     beat = Beat(RankStatus())
     for rank, at in ((1, last_beats[0]), (2, last_beats[1]), (0, 31.0)):
         state.received(rank, beat, at)
-    state.plan(Raw(b"{}"), (0, 1, 2), {}, 31.0)
+    state.plan(Announcement(Raw(b"{}"), (0, 1, 2)), 31.0)
     state.tick(31.5)
     assert state.verdict is not None
     assert state.verdict.rank == blamed
@@ -935,7 +936,7 @@ def test_a_session_goes_on_without_ranks_that_are_not_required() -> None:
     play.say(2, "facts", facts={})
     play.hello(3)
     assert play.heard(3, "verdict")[0].failure.kind is FailureKind.LATE
-    play._note(play.state.plan(Raw(b"{}"), (), {}, play.now))
+    play._note(play.state.plan(Announcement(Raw(b"{}"), ()), play.now))
     assert [len(play.heard(rank, "plan")) for rank in range(4)] == [1, 1, 0, 0]
     # With no part in the plan, nobody is missed who leaves at once.
     play.close(1)

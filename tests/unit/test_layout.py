@@ -35,9 +35,9 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
-control    clocks failures liveness messages epoch_messages epochs changing epoch_member ledger turns
-           roster attendance telemetry verdicts failover rules wire connection callers hub dialling
-           member forms session
+control    clocks failures liveness messages announcement members epoch_messages epochs changing epoch_member
+           ledger turns roster attendance telemetry verdicts failover watch rules wire connection callers hub
+           dialling uplink member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
@@ -93,6 +93,7 @@ PURE = (
     "auction.ordered",
     "auction.sale",
     "testbed.cluster",
+    "control.announcement",
     "control.attendance",
     "control.changing",
     "control.clocks",
@@ -106,7 +107,9 @@ PURE = (
     "control.rules",
     "control.telemetry",
     "control.verdicts",
+    "control.watch",
     "control.liveness",
+    "control.members",
     "control.messages",
     "base.wording",
     "base.errors",
@@ -205,7 +208,7 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"control.dialling", "control.member", "testbed.network"}
+SLEEPS = {"control.dialling", "control.uplink", "testbed.network"}
 """Modules that sleep, because there is no event for a remote port that opens or a cable that carries."""
 
 
