@@ -48,6 +48,8 @@ class StageWork(Struct, frozen=True, array_like=True):
     """Number of items that crossed its outgoing link, as far as receipts measure that."""
     link_s: Amount = 0.0
     """Seconds that they occupied the link."""
+    finished_s: Amount = 0.0
+    """Seconds from its start until it finished the latest of its ``items``."""
 
     @property
     def seconds(self) -> float:

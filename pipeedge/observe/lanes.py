@@ -156,13 +156,13 @@ class Lane:
         """Return how often and how long the lane was in ``phase``, up to the last finished microbatch."""
         return Tally(self.microbatches, self._finished[self._places[phase]])
 
-    def items_in(self, phase: ThreadState) -> Tally:
-        """Return the items of all finished microbatches, and their seconds in ``phase``.
+    def finished(self) -> tuple[int, dict[ThreadState, float]]:
+        """Return the items of all finished microbatches, and the seconds of each phase until then.
 
         Any thread may ask.
         """
         items, seconds = self._items
-        return Tally(items, seconds[self._places[phase]])
+        return items, dict(zip(self.phases, seconds, strict=True))
 
     def totals(self) -> dict[ThreadState, float]:
         """Return the seconds of each phase until now, including the current one."""

@@ -68,6 +68,11 @@ class Conditions:
     common: float = 1.0
     """Slowness of hosts that are not measured."""
 
+    @property
+    def as_profiled(self) -> bool:
+        """Whether everything is as the profiles say."""
+        return all(one == 1.0 for one in (*self.hosts.values(), *self.links.values(), self.common))
+
     def of_host(self, host: str) -> float:
         """Return the slowness of ``host``."""
         return self.hosts.get(host, self.common)

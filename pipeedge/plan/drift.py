@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from pipeedge.control.liveness import StageWork
 from pipeedge.plan.conditions import StageFigures
 
-__all__ = ["MANY_WINDOWS", "WINDOWS", "Drift", "WorkWindow", "WindowMaker"]
+__all__ = ["MANY_WINDOWS", "WINDOWS", "Drift", "WorkWindow", "WindowMaker", "items_per_s"]
 
 _Key = TypeVar("_Key")
 
@@ -44,14 +44,18 @@ class WorkWindow:
     """Number of the plan that ran."""
     end_s: float
     seconds: float
+    """Seconds in which the last stage finished ``items``, by its own clock."""
     items: int
-    """Number of items that the last stage finished."""
     stages: tuple[StageFigures, ...]
 
-    @property
-    def items_per_s(self) -> float:
-        """Items per second that left the last stage."""
-        return self.items / self.seconds
+
+def items_per_s(windows: Sequence[WorkWindow]) -> float:
+    """Return the items per second that left the last stage in all windows together.
+
+    Windows in a row follow each other from the end of one microbatch to that of another, without a gap. So
+    their sum is exact, however few microbatches each has.
+    """
+    return sum(window.items for window in windows) / sum(window.seconds for window in windows)
 
 
 class WindowMaker:
@@ -90,12 +94,14 @@ class WindowMaker:
             self._epoch, self._since_s, self._before = epoch, now_s, known if warm else None
             return None
         items = [now.items - then.items for then, now in zip(before, known, strict=True)]
-        if now_s - self._since_s < self._seconds or min(items) < self._least_items:
+        # A heartbeat is up to a second old, and a microbatch may have ended long before it.
+        seconds = known[-1].finished_s - before[-1].finished_s
+        if now_s - self._since_s < self._seconds or min(items) < self._least_items or seconds <= 0:
             return None
         window = WorkWindow(
             epoch,
             now_s,
-            now_s - self._since_s,
+            seconds,
             items[-1],
             tuple(_figures(then, now) for then, now in zip(before, known, strict=True)),
         )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pipeedge.base.wording import figure
 from pipeedge.plan.beside import fits_beside, to_load_bytes
 from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured, period_s
-from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow
+from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow, items_per_s
 from pipeedge.plan.problem import Problem
 
 __all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search", "moved_words"]
@@ -64,7 +64,7 @@ class Proposal:
     why: str
     """What has changed, for the user."""
     items_per_s: float
-    """Items per second of the present plan, as measured in the latest windows."""
+    """Items per second of the present plan, as measured while the conditions were what they are."""
     conditions: Conditions
     """Conditions that are expected to last."""
 
@@ -111,7 +111,7 @@ class LivePlanning:
         self._changes: list[int] = []  # windows in which the plan was changed
         self._trial: _Trial | None = None
         self._back: tuple[Placing, float] | None = None  # the plan before, and by how much it was faster
-        self._rates: list[float] = []  # of the present plan
+        self._of_present: deque[WorkWindow] = deque(maxlen=MANY_WINDOWS)  # its windows
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class LivePlanning:
         waited = self._due()
         if waited is None:
             return self._taken_back()
-        self._look(self._expected())
+        self._look(self.expected)
         if self._patience() > WINDOWS:
             self._look(_mean(list(self._recent(self._patience()))))
         return self._best(waited, left_items) or self._taken_back()
@@ -157,15 +157,30 @@ class LivePlanning:
     def gain(self) -> MeasuredGain | None:
         """Return what the latest change has brought, once, when that is known."""
         trial = self._trial
-        if trial is None or len(self._rates) < WINDOWS:
+        if trial is None or not self.is_settled:
             return None
-        found = MeasuredGain(trial.predicted, statistics.median(self._rates) / trial.items_per_s - 1)
-        if found.measured < _PAID and self._is_limit(_LIMITED / 2):
+        found = MeasuredGain(trial.predicted, items_per_s(self._of_present) / trial.items_per_s - 1)
+        # A single disturbed window does not take a change back.
+        middle = statistics.median(items_per_s([window]) for window in self._of_present)
+        is_slower = max(found.measured, middle / trial.items_per_s - 1) < _PAID
+        if is_slower and self._is_limit(_LIMITED / 2):
             self._failed[self._present] = self._windows
             self._back = (trial.before, 1 / (1 + found.measured) - 1)
             self._changes.append(self._windows)  # it counts twice
         self._trial = None
         return found
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the present plan has run for so long that its conditions are known."""
+        return len(self._of_present) >= WINDOWS
+
+    @property
+    def expected(self) -> Conditions:
+        """Conditions to plan for. They are known after the first window."""
+        common = self._history[-1][0].common
+        known = {key: value * common for key, value in self._known().items()}
+        return _conditions(known, common)
 
     # -- details ----------------------------------------------------------------------------------
 
@@ -173,7 +188,7 @@ class LivePlanning:
         self._drift.expect(self._known())
         self._present = present
         self._back = None
-        self._rates = []
+        self._of_present.clear()
         self._met = None
 
     def _note(self, window: WorkWindow) -> None:
@@ -184,8 +199,8 @@ class LivePlanning:
         values |= {pair: slow / seen.common for pair, slow in seen.links.items()}
         self._drift.add(values)
         self._seen_at |= dict.fromkeys(values, self._windows)
-        self._history.append((seen, window.items_per_s))
-        self._rates.append(window.items_per_s)
+        self._history.append((seen, items_per_s([window])))
+        self._of_present.append(window)
         if self._met is not None:
             self._met = self._met + 1 if self._met < _LOOKED else None
         if (
@@ -213,12 +228,6 @@ class LivePlanning:
         known = self._drift.settled()
         return {key: value for key, value in known.items() if self._seen_at.get(key, oldest) > oldest}
 
-    def _expected(self) -> Conditions:
-        """Return the conditions to plan for."""
-        common = self._history[-1][0].common
-        known = {key: value * common for key, value in self._known().items()}
-        return _conditions(known, common)
-
     def _recent(self, windows: int) -> Iterator[Conditions]:
         """Yield the conditions of the latest windows; what a window did not measure is as known otherwise."""
         known = self._known()
@@ -245,7 +254,7 @@ class LivePlanning:
         In many windows together, that is their mean. Of a few windows, the first may only in part have the
         conditions of the others, so that their median counts.
         """
-        seen = list(self._recent(windows)) if windows > WINDOWS else [self._expected()]
+        seen = list(self._recent(windows)) if windows > WINDOWS else [self.expected]
         return statistics.fmean(1 / period_s(self._problem, stages, one) for one in seen)
 
     def _is_limit(self, least: float = _LIMITED) -> bool:
@@ -293,11 +302,15 @@ class LivePlanning:
         return self._proposal(*self._back, "the last change made the run slower")
 
     def _proposal(self, stages: Placing, gain: float, why: str) -> Proposal:
-        return Proposal(stages, gain, why, self._rate(), self._expected())
+        return Proposal(stages, gain, why, self._rate(), self.expected)
 
     def _rate(self) -> float:
-        """Return the items per second of the latest windows."""
-        return statistics.median(rate for _, rate in list(self._history)[-WINDOWS:])
+        """Return the items per second of the present plan since the conditions are what they are.
+
+        The first window in which a number has moved may have the new conditions only in part.
+        """
+        moved = max(WINDOWS, self._drift.duration) - 1
+        return items_per_s(list(self._of_present)[-moved:])
 
     def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:
         """Return whether a proposal saves more than it costs."""

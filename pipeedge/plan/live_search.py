@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipeedge.base.errors import InfeasibleError
-from pipeedge.base.schedule import Schedule, StagePlan
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.models.outline import Outline
 from pipeedge.plan import scheduler
 from pipeedge.plan.after_loss import Survivor, keep_layers
@@ -86,9 +86,27 @@ class LiveSearch:
             found = best_beside(problem, present, self._solved)
         except InfeasibleError:
             return None
-        kept = self._with_kept_layers(problem, found, present)
+        holds = {stage.host: stage.layers for stage in present}
+        kept = self._with_kept_layers(problem, found, holds)
         found = kept if fits_beside(problem, present, kept) else found
         return None if found == present else found
+
+    def after_loss(
+        self, conditions: Conditions, held: Mapping[str, LayerRange | None], tokens: int | None
+    ) -> PlannedSchedule | None:
+        """Return the best schedule when no other one runs, or None if there is none.
+
+        Args:
+            conditions: measured conditions.
+            held: hosts that are left, with the layers that they have loaded.
+            tokens: tokens of the longest sentence of the input; None for images.
+        """
+        problem = with_conditions(self._on(frozenset(held)), conditions)
+        try:
+            found = self._solved(problem)
+        except InfeasibleError:
+            return None
+        return self.planned(self._with_kept_layers(problem, found, held), conditions, tokens)
 
     def planned(self, stages: Placing, conditions: Conditions, tokens: int | None) -> PlannedSchedule:
         """Return stages as a schedule, and what it promises under some conditions.
@@ -132,9 +150,10 @@ class LiveSearch:
             )
         )
 
-    def _with_kept_layers(self, problem: Problem, found: Placing, present: Placing) -> Placing:
+    def _with_kept_layers(
+        self, problem: Problem, found: Placing, holds: Mapping[str, LayerRange | None]
+    ) -> Placing:
         """Return the stages with equal hosts exchanged, so that these load the fewest bytes."""
-        holds = {stage.host: stage.layers for stage in present}
         groups: dict[str, list[Survivor]] = {}
         if not problem.links:  # otherwise the links of each host are its own
             for host, kind in problem.hosts.items():

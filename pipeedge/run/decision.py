@@ -26,7 +26,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
-from pipeedge.run.replanning import Held, describe, name_stages, plan_schedule_again
+from pipeedge.run.replanning import Held, PlanAsMeasured, describe, name_stages, plan_schedule_again
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
@@ -76,6 +76,8 @@ class Decider:
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
+        self.as_measured: PlanAsMeasured | None = None
+        """Plans for the speed that the hosts of the run have had lately; None if it is not known."""
 
     def decide(self, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
         """Compare the facts of all ranks, decide the schedule, and serve the links' rendezvous."""
@@ -142,7 +144,7 @@ class Decider:
         if before is None:
             return Refusal(f"{remaining.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.model
-        planned = plan_schedule_again(request, model, before, remaining.facts, self._held)
+        planned = plan_schedule_again(request, model, before, remaining.facts, self._held, self.as_measured)
         if not isinstance(planned, PlannedSchedule):
             return Refusal(f"{remaining.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
         plan = dataclasses.replace(

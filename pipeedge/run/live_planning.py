@@ -27,6 +27,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
+from pipeedge.run.replanning import PlanAsMeasured
 
 __all__ = ["RunWatcher", "describe_proposal", "watch_run"]
 
@@ -92,6 +93,8 @@ class RunWatcher:
             plan = self._decider.present
             if window is not None and plan is not None:
                 self._decide(planning, search, window, plan, seen)
+                if planning.is_settled:
+                    self._decider.as_measured = self._as_measured(planning, search, plan.max_tokens)
             self._pause(_LOOK_S)
 
     def _window(self, windows: WindowMaker, seen: RunSnapshot) -> WorkWindow | None:
@@ -123,6 +126,17 @@ class RunWatcher:
             self._proposed.add(proposal.stages)
             self._context.warn(f"{describe_proposal(proposal, planned)}; the run keeps its schedule")
             self._context.replans.append(self._record(proposal, planned))
+
+    def _as_measured(
+        self, planning: LivePlanning, search: LiveSearch, tokens: int | None
+    ) -> PlanAsMeasured | None:
+        """Return a planner for the conditions of this moment; None while they are as the profiles say."""
+        conditions, names = planning.expected, self._names
+        if conditions.as_profiled:
+            return None
+        return lambda held: search.after_loss(
+            conditions, {names[rank]: layers for rank, layers in held.items()}, tokens
+        )
 
     def _change(
         self, planning: LivePlanning, proposal: Proposal, planned: PlannedSchedule, seen: RunSnapshot

@@ -1,6 +1,7 @@
 """The schedule for the ranks that are left, on rank 0: what each can hold, what each has loaded.
 
-scheduler files      the optimum for the hosts that are left; layers that are loaded break ties
+scheduler files      the optimum for the hosts that are left, as slow as they were last, if the run was
+                     watched, else as their profiles say; layers that are loaded break ties
 -pt, or an even split    the smallest change (plan.after_loss)
 """
 
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
@@ -20,7 +21,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
-__all__ = ["Held", "describe", "name_stages", "plan_schedule_again"]
+__all__ = ["Held", "PlanAsMeasured", "describe", "name_stages", "plan_schedule_again"]
 
 
 class Held:
@@ -42,8 +43,18 @@ class Held:
         return self._layers.get(rank)
 
 
+PlanAsMeasured: TypeAlias = Callable[[Mapping[int, LayerRange | None]], PlannedSchedule | None]
+"""Returns the best schedule for the ranks that are left under measured conditions, given what each has
+loaded; or None if it cannot tell."""
+
+
 def plan_schedule_again(
-    request: RunRequest, model: Model, before: Plan, facts: Mapping[int, Mapping[str, Any]], held: Held
+    request: RunRequest,
+    model: Model,
+    before: Plan,
+    facts: Mapping[int, Mapping[str, Any]],
+    held: Held,
+    as_measured: PlanAsMeasured | None = None,
 ) -> PlannedSchedule | str:
     """Return the schedule for the ranks that are left, or why there is none.
 
@@ -53,6 +64,7 @@ def plan_schedule_again(
         before: The plan that has failed.
         facts: Facts of the ranks that are left.
         held: Layers that they have loaded.
+        as_measured: Plans for the speed that the hosts had; None if it is not known.
 
     Raises:
         PipeEdgeError: The scheduler finds none.
@@ -65,6 +77,10 @@ def plan_schedule_again(
     if not request.schedule.automatic:
         found = smallest_change(before.schedule, survivors, _layer_bytes(model, before.schedule))
         return found if isinstance(found, str) else PlannedSchedule(found)
+    if as_measured is not None:
+        found_best = as_measured({one.rank: one.holds for one in survivors})
+        if found_best is not None:
+            return found_best
     planned = plan_schedule(
         dataclasses.replace(request, microbatch_size=before.microbatch_size),
         model,

@@ -297,7 +297,8 @@ class StageLoop:
     def work(self) -> StageWork:
         """Return how the stage has spent its time so far."""
         totals = self.lane.totals()
-        computed, crossed = self.lane.items_in(ThreadState.COMPUTE), self._outgoing.crossed
+        items, seconds = self.lane.finished()
+        crossed = self._outgoing.crossed
         return StageWork(
             busy_s=sum(
                 totals[doing] for doing in (ThreadState.DECODE, ThreadState.COMPUTE, ThreadState.ENCODE)
@@ -305,10 +306,11 @@ class StageLoop:
             wait_input_s=totals[ThreadState.WAIT_INPUT],
             wait_link_s=totals[ThreadState.WAIT_LINK],
             bits=round(self._steps.bits()),
-            items=computed.count,
-            compute_s=computed.total,
+            items=items,
+            compute_s=seconds[ThreadState.COMPUTE],
             link_items=crossed.count,
             link_s=crossed.total,
+            finished_s=sum(seconds.values()),
         )
 
     def _step(self, packet: Packet) -> Packet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from runtime_request import request
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.fields import encode
-from pipeedge.base.schedule import Schedule
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.session import Refusal
 from pipeedge.models import find_model
@@ -22,7 +23,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.context import RankContext, Transports
 from pipeedge.run.decision import FORMS, Decider
-from pipeedge.run.replanning import Held, describe, plan_schedule_again
+from pipeedge.run.replanning import Held, PlanAsMeasured, describe, plan_schedule_again
 from pipeedge.transport.base import RendezvousService
 from pipeedge.transport.choice import make_rendezvous, make_transport
 
@@ -51,8 +52,10 @@ class Again:
         self.held = Held()
         self.held.loads(self.planned.schedule)
 
-    def __call__(self, left: dict[int, dict[str, Any]]) -> PlannedSchedule | str:
-        return plan_schedule_again(self.request, MODEL, self.plan, left, self.held)
+    def __call__(
+        self, left: dict[int, dict[str, Any]], as_measured: PlanAsMeasured | None = None
+    ) -> PlannedSchedule | str:
+        return plan_schedule_again(self.request, MODEL, self.plan, left, self.held, as_measured)
 
     def describe(self, planned: PlannedSchedule | str) -> str:
         assert isinstance(planned, PlannedSchedule)
@@ -166,6 +169,16 @@ def test_scheduler_plans_for_the_hosts_that_are_left_and_layers_that_are_loaded_
     assert {one, other} <= set(swapped.ranks)
     again.held.loads(swapped)
     assert stages(again(left)) == [(stage.rank, str(stage.layers)) for stage in swapped.stages]
+    # What is known of the hosts' speed comes first.
+    heard = []
+
+    def as_measured(held: Mapping[int, LayerRange | None]) -> PlannedSchedule | None:
+        heard.append(held)
+        return None if len(heard) > 1 else PlannedSchedule(swapped)
+
+    assert again(left, as_measured) == PlannedSchedule(swapped)
+    assert heard == [{rank: again.held.by(rank) for rank in left}]
+    assert again(left, as_measured) == again(left)
 
 
 def test_scheduler_says_what_is_missing_when_nothing_fits(files: str) -> None:

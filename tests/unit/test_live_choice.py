@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from pipeedge.plan.conditions import (
     measured,
     period_s,
 )
-from pipeedge.plan.drift import WINDOWS, Drift, WindowMaker, WorkWindow
+from pipeedge.plan.drift import WINDOWS, Drift, WindowMaker, WorkWindow, items_per_s
 from pipeedge.plan.live_choice import LivePlanning, Placing
 from pipeedge.plan.problem import HostLink, Problem
 
@@ -37,19 +38,43 @@ def test_a_window_divides_sums_and_leaves_the_first_microbatches_out() -> None:
     assert maker.add(6.9, 1, early) is None
     few = [StageWork(items=40, compute_s=20.0), StageWork(items=15, compute_s=3.0)]
     assert maker.add(8.0, 1, few) is None
-    now = [StageWork(items=24, compute_s=20.0, link_items=12, link_s=2.0), StageWork(items=16, compute_s=7.0)]
+    now = [
+        StageWork(items=24, compute_s=20.0, link_items=12, link_s=2.0),
+        StageWork(items=16, compute_s=7.0, finished_s=7.5),
+    ]
     window = maker.add(10.0, 1, now)
-    assert window == WorkWindow(1, 10.0, 8.0, 12, (StageFigures(0.5, 0.1), StageFigures(0.5, None)))
-    assert window.items_per_s == 1.5
+    assert window == WorkWindow(1, 10.0, 7.5, 12, (StageFigures(0.5, 0.1), StageFigures(0.5, None)))
+    assert items_per_s([window]) == 1.6
+    assert items_per_s([window, replace(window, seconds=2.5)]) == 2.4
 
 
 def test_counters_that_begin_anew_begin_a_window() -> None:
     maker = WindowMaker(1, seconds=1.0)
-    many = [StageWork(items=100, compute_s=50.0)]
+    many = [StageWork(items=100, compute_s=50.0, finished_s=70.0)]
     assert maker.add(0.0, 1, many) is None
-    assert maker.add(9.0, 1, [StageWork(items=10, compute_s=1.0)]) is None
-    assert maker.add(10.0, 1, [StageWork(items=20, compute_s=3.0)]) is not None
-    assert maker.add(19.0, 2, [StageWork(items=90, compute_s=9.0)]) is None
+    assert maker.add(9.0, 1, [StageWork(items=10, compute_s=1.0, finished_s=1.0)]) is None
+    assert maker.add(10.0, 1, [StageWork(items=20, compute_s=3.0, finished_s=3.0)]) is not None
+    assert maker.add(19.0, 2, [StageWork(items=90, compute_s=9.0, finished_s=9.0)]) is None
+
+
+@settings(max_examples=30, derandomize=True)
+@given(
+    st.floats(0.05, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 0.3), st.integers(1, 8), st.integers(0, 10_000)
+)
+def test_the_rate_of_windows_does_not_depend_on_when_heartbeats_come(
+    period_s: float, phase_s: float, late_s: float, size: int, seed: int
+) -> None:
+    random = Random(seed)
+    maker, windows = WindowMaker(size), []
+    for second in range(60):
+        heard_s = max(0.0, second + phase_s - 1 - random.uniform(0.0, late_s))
+        done = int(heard_s / period_s)
+        work = StageWork(items=done * size, compute_s=done * period_s / 2, finished_s=done * period_s)
+        window = maker.add(float(second), 1, [work])
+        windows += [window] if window is not None else []
+    assert windows
+    assert items_per_s(windows) == pytest.approx(size / period_s)
+    assert all(items_per_s([window]) == pytest.approx(size / period_s) for window in windows)
 
 
 # -- numbers that move --------------------------------------------------------------------------------
@@ -224,3 +249,49 @@ def test_a_change_that_makes_the_run_slower_is_taken_back() -> None:
     back = planning.take(after, proposal.stages, hosts, None)
     assert back is not None
     assert back.stages == stages
+
+
+def test_a_single_disturbed_window_does_not_take_a_change_back() -> None:
+    problem = problem_of(2, 12)
+    stages = best_placing(problem, Conditions(), ["h0", "h1"])
+    planning, hosts = planning_of(problem), frozenset(problem.hosts)
+    proposal = [planning.take(window_of(problem, stages, 2.0), stages, hosts, None) for _ in range(WINDOWS)][
+        -1
+    ]
+    assert proposal is not None
+    planning.changed(proposal)
+    better = window_of(problem, proposal.stages, 2.0)
+    for window in (better, replace(better, seconds=20 * better.seconds), better):
+        assert planning.take(window, proposal.stages, hosts, None) is None
+    gain = planning.gain()
+    assert gain is not None
+    assert gain.measured < -0.5
+    assert planning.take(better, proposal.stages, hosts, None) is None
+
+
+@settings(max_examples=20, derandomize=True)
+@given(st.floats(0.0, 1.0), st.integers(WINDOWS, 4 * WINDOWS))
+def test_the_measured_gain_leaves_out_the_window_in_which_a_host_became_slow(part: float, left: int) -> None:
+    """The first window has the new conditions in part; the change may have to wait until they have lasted."""
+    problem = problem_of(2, 12)
+    stages = best_placing(problem, Conditions(), ["h0", "h1"])
+    planning, hosts = planning_of(problem), frozenset(problem.hosts)
+    before, slow = exact_window(problem, stages), exact_window(problem, stages, 2.0)
+    mixed = exact_window(problem, stages, 1 + part)
+    windows = [before] * left + [mixed] + [slow] * 4 * WINDOWS
+    found = (planning.take(window, stages, hosts, None) for window in windows)
+    proposal = next(one for one in found if one is not None)
+    planning.changed(proposal)
+    after = exact_window(problem, proposal.stages, 2.0)
+    for _ in range(WINDOWS):
+        planning.take(after, proposal.stages, hosts, None)
+    gain = planning.gain()
+    assert gain is not None
+    assert gain.measured == pytest.approx(items_per_s([after]) / items_per_s([slow]) - 1)
+    assert gain.measured == pytest.approx(gain.predicted, abs=0.05)
+
+
+def exact_window(problem: Problem, stages: Placing, slow: float = 1.0) -> WorkWindow:
+    """Return a window whose rate is exactly what the stages allow."""
+    window = window_of(problem, stages, slow)
+    return replace(window, seconds=window.items * max(one.compute_s for one in window.stages))

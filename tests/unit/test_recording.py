@@ -153,11 +153,12 @@ def test_totals_include_the_current_phase() -> None:
     assert lane.tally(ThreadState.COMPUTE).total == 0
 
 
-def test_items_in_a_phase_are_those_of_finished_microbatches() -> None:
+def test_what_is_finished_ends_with_the_latest_finished_microbatch() -> None:
     clock = Clock()
     lane = Lane(LaneId.stage(0), STAGE, clock)
-    assert (lane.items_in(ThreadState.COMPUTE).count, lane.items_in(ThreadState.COMPUTE).total) == (0, 0.0)
+    assert lane.finished() == (0, dict.fromkeys(STAGE, 0.0))
     lane.begin()
+    clock.now += 0.5
     for items in (3, 2):
         lane.enter(ThreadState.COMPUTE)
         clock.now += 1.5
@@ -165,7 +166,10 @@ def test_items_in_a_phase_are_those_of_finished_microbatches() -> None:
         lane.finish(0, items)
     lane.enter(ThreadState.COMPUTE)
     clock.now += 9.0
-    assert (lane.items_in(ThreadState.COMPUTE).count, lane.items_in(ThreadState.COMPUTE).total) == (5, 3.0)
+    items, seconds = lane.finished()
+    assert items == 5
+    assert seconds[ThreadState.COMPUTE] == 3.0
+    assert sum(seconds.values()) == 3.5
 
 
 def test_a_link_keeps_a_bounded_number_of_transfers() -> None:
