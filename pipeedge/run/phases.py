@@ -215,6 +215,7 @@ def load_stage(
     device: torch.device,
     held: LoadedStage | None = None,
     beside: LoadedStage | None = None,
+    pause: Callable[[], object] = lambda: None,
 ) -> LoadedStage | None:
     """Load the layers that the plan gives this rank; return None if it gives none.
 
@@ -224,6 +225,7 @@ def load_stage(
         device: Device to compute on.
         held: Stage with these layers that is loaded already, or None.
         beside: Stage that computes meanwhile; what both have is not loaded again.
+        pause: Called after each step of loading.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -253,8 +255,14 @@ def load_stage(
             both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
             total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
         with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
+
+            def advance(size: int) -> None:
+                bar.advance(size)
+                pause()
+
+            pause()
             shard = model.load(
-                layers, weights, device, dtype, progress=bar.advance, kernels=kernels, beside=shared
+                layers, weights, device, dtype, progress=advance, kernels=kernels, beside=shared
             )
     return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
 

@@ -5,7 +5,8 @@ so that a rank stops at once when its epoch fails while it loads. The next epoch
 memory may not suffice for both, and what it loads may be what is needed then.
 
 For a change of the plan, both have to fit: what is needed then is loaded beside what computes, by a thread
-that takes the processor only while nobody else wants it.
+that takes the processor only while nobody else wants it. Under a quota, which both share, that is not enough:
+it works for a quarter of the time, as long as the change is wanted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeedge.base.pacing import SlowedWork
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.phases import load_stage
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Shelf"]
 
 _LOWEST_PRIORITY = 19
+_BESIDE = 0.25
+"""Fraction of the time in which layers are loaded beside a stage that computes."""
 
 
 class Shelf:
@@ -90,16 +94,23 @@ class Shelf:
 
     def _load(self, context: RankContext, plan: Plan, beside: LoadedStage | None) -> None:
         loaded, error = None, None
+        fraction = 1.0 if beside is None else _BESIDE
+        pacing = SlowedWork(fraction, lambda seconds: self._pause(context, seconds))
         if beside is not None and sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
-            loaded = load_stage(context, plan, self._device, beside=beside)
+            loaded = load_stage(context, plan, self._device, beside=beside, pause=pacing.pause)
         except BaseException as failure:  # kept whole, to be raised in the thread that waits
             error = failure
         with self._changed:
             self._held += () if loaded is None else (loaded,)
             self._error, self._loading = error, False
             self._changed.notify_all()
+
+    def _pause(self, context: RankContext, seconds: float) -> None:
+        """Wait for some time, or until nobody needs what is loaded any longer."""
+        with self._changed:
+            self._changed.wait_for(lambda: context.crew.stopped, seconds)
 
     def _wait(self, context: RankContext) -> None:
         """Wait until nothing is being loaded; raise what stops the epoch, or what went wrong."""

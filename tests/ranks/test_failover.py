@@ -122,6 +122,7 @@ def test_plan_changes_in_mid_run_and_a_loss_during_the_next_change_is_survived(
         for rank in (1, 2):
             ranks.launch(rank, "runtime.py", rank, 3, *common)
         ranks.until(lambda: "first outcome" in ranks.text(0, "err"), "the plan changes")
+        ranks.until(lambda: "the plan has changed" in ranks.text(0, "err"), "a result of the new plan")
         ranks.signal(2, signal.SIGSTOP)  # it cannot prepare what comes, nor compute what it has
         (tmp_path / "change").touch()
         ranks.until(lambda: "second change" in ranks.text(0, "err"), "another change begins")

@@ -15,8 +15,8 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine heap lazily postponing shapes payload errors archive fields files schedule
-           streams yamlfile yamledit program guard console
+base       wording crew machine heap lazily pacing postponing shapes payload errors archive fields files
+           schedule streams yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys serving config profiled options
 models     pooling architecture hub_config shapes weights.names family
            families.bert families.roberta families.distilbert families.mpnet families.albert
