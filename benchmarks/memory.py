@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -24,8 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from local_ranks import wait_for
 
 from pipeedge.base.schedule import DTYPES, LayerRange
+from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.weights.download import convert
@@ -127,10 +128,8 @@ def measure_computing(model: Model, weights: Path, layers: LayerRange) -> dict[s
 
 def measure_running(model: Model, weights: Path, shares: list[LayerRange]) -> list[float]:
     """Run the ranks and return the peak of each in MB."""
-    with tempfile.TemporaryDirectory() as directory, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    port = free_port("127.0.0.1")
+    with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         partition = ",".join(f"{share.first},{share.last}" for share in shares)
         command = ["-m", model.name, "-M", str(weights), "-pt", partition, "-u", str(UBATCH)]
@@ -144,13 +143,7 @@ def measure_running(model: Model, weights: Path, shares: list[LayerRange]) -> li
             )
             for rank in range(len(shares))
         ]
-        try:
-            statuses = [process.wait(timeout=900) for process in ranks]
-            if any(statuses):
-                sys.exit("memory: the run failed; the reason is above")
-        finally:
-            for process in ranks:
-                process.kill()
+        wait_for(ranks)
         return [stage["rss_peak_mb"] for stage in json.loads(report.read_text("utf-8"))["stages"]]
 
 

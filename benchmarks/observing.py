@@ -19,7 +19,6 @@ import os
 import pty
 import resource
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,15 +26,15 @@ import threading
 import time
 from pathlib import Path
 
+from local_ranks import wait_for
 from rich.console import Console
 from throughput import MODEL, PARTITION, RANKS, ROOT, prepare
 
 from pipeedge.control.liveness import StageWork
+from pipeedge.launch.main import free_port
 from pipeedge.observe.lanes import STAGE, Lane
 from pipeedge.observe.live import Display, Progress
 from pipeedge.observe.timeline import LaneId, ThreadState
-
-LIMIT_S = 300
 
 
 def row_cost_s(count: int = 100_000) -> float:
@@ -85,9 +84,7 @@ def run_pipeline(
 ) -> tuple[float, float]:
     """Return the items per second of one run, and the processor seconds of its ranks."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     report = directory / "report.json"
     command = ["-m", MODEL, "-M", str(weights), "-pt", PARTITION, "--input", str(images)]
     command += ["--port", str(port), "--report", str(report), *options]
@@ -103,13 +100,7 @@ def run_pipeline(
         for rank in range(RANKS)
     ]
     os.close(slave)
-    try:
-        statuses = [process.wait(timeout=LIMIT_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    if any(statuses):
-        sys.exit(f"observing: the ranks ended with {statuses}; the reason is above")
+    wait_for(ranks)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     return float(json.loads(report.read_text(encoding="utf-8"))["throughput_items_per_s"]), spent

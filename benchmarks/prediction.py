@@ -379,10 +379,15 @@ def print_sums(model_name: str, arguments: argparse.Namespace, console: Console)
     return worst
 
 
-def main() -> int:
-    """Print the table; return 1 if an error exceeds the target."""
+def common_options(description: str | None, port: int) -> argparse.ArgumentParser:
+    """Return a parser of the options for measuring models against what is predicted of them.
+
+    Args:
+        description: docstring of the benchmark.
+        port: first of the ports to use.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "-m",
@@ -399,11 +404,17 @@ def main() -> int:
     )
     parser.add_argument("--cores", default="0,1", metavar="A,B", help="cores of the two ranks (0,1)")
     parser.add_argument(
-        "--port", type=int, default=29700, metavar="PORT", help="first of the ports to use (29700)"
+        "--port", type=int, default=port, metavar="PORT", help=f"first of the ports to use ({port})"
     )
     parser.add_argument(
         "--first", action="store_true", help="give the ranks priority over other work; needs root"
     )
+    return parser
+
+
+def main() -> int:
+    """Print the table; return 1 if an error exceeds the target."""
+    parser = common_options(__doc__, 29700)
     parser.add_argument(
         "--quotas", action="store_true", help="run four ranks with quotas of processor time; needs root"
     )

@@ -22,7 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from beds import steady_items_per_s
-from prediction import CUTS, LEAST_MICROBATCHES, LIMIT_S, MODELS, ROOT, UBATCH, Cores, profile, read, run
+from prediction import (
+    CUTS,
+    LEAST_MICROBATCHES,
+    LIMIT_S,
+    MODELS,
+    ROOT,
+    UBATCH,
+    Cores,
+    common_options,
+    profile,
+    read,
+    run,
+)
 from prediction import write_cluster as write_hosts
 from rich.console import Console
 from rich.table import Table
@@ -119,34 +131,12 @@ def scale(console: Console) -> int:
 
 def main() -> int:
     """Print the table; return 1 if an error exceeds the target."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "-m",
-        "--model-name",
-        action="append",
-        metavar="NAME",
-        help="model to measure (three ViT and DeiT models)",
-    )
-    parser.add_argument(
-        "-i", "--iterations", type=int, metavar="N", help="iterations of the profiler (its own choice)"
-    )
-    parser.add_argument(
-        "--repetitions", type=int, default=3, metavar="N", help="repetitions of profile and run (3)"
-    )
+    parser = common_options(__doc__, 29800)
     parser.add_argument(
         "--cuts", type=int, default=len(CUTS), metavar="N", help=f"number of cuts ({len(CUTS)})"
     )
     parser.add_argument(
         "--seconds", type=float, default=RUN_S, metavar="S", help=f"length of a run ({RUN_S:g})"
-    )
-    parser.add_argument("--cores", default="0,1", metavar="A,B", help="cores of the two ranks (0,1)")
-    parser.add_argument(
-        "--port", type=int, default=29800, metavar="PORT", help="first of the ports to use (29800)"
-    )
-    parser.add_argument(
-        "--first", action="store_true", help="give the ranks priority over other work; needs root"
     )
     parser.add_argument("--scale", action="store_true", help="only time a large simulation")
     arguments = parser.parse_args()

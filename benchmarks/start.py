@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,9 +24,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from local_ranks import wait_for
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from pipeedge.launch.main import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 2
@@ -85,9 +87,7 @@ def answer(*words: str) -> Callable[[], float]:
 
 def first_microbatch() -> float:
     """Run a pipeline of two ranks; return the seconds until the first microbatch, from its report."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port("127.0.0.1"))
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
         options = (*MODEL, "--port", port, "--report", str(report), "--quiet")
@@ -97,13 +97,7 @@ def first_microbatch() -> float:
             )
             for rank in range(RANKS)
         ]
-        try:
-            statuses = [process.wait(timeout=LIMIT_S) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-        if any(statuses):
-            sys.exit(f"start: the ranks ended with {statuses}; the reason is above")
+        wait_for(ranks)
         return float(json.loads(report.read_text(encoding="utf-8"))["startup_s"])
 
 

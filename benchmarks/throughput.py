@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,11 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from local_ranks import wait_for
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from pipeedge.base.schedule import DTYPES
+from pipeedge.launch.main import free_port
 from pipeedge.models import find_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,9 +169,7 @@ def prepare(row: Row, directory: Path, items: int) -> tuple[Path, Path]:
 
 def run_pipeline(row: Row, weights: Path, data: Path, directory: Path, options: list[str]) -> dict:
     """Run the pipeline once and return its report."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port("127.0.0.1")
     report = directory / "report.json"
     report.unlink(missing_ok=True)
     layers = find_model(row.model).n_layers
@@ -186,13 +185,7 @@ def run_pipeline(row: Row, weights: Path, data: Path, directory: Path, options: 
         )
         for rank in range(RANKS)
     ]
-    try:
-        statuses = [process.wait(timeout=LIMIT_S) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    if any(statuses):
-        sys.exit(f"throughput: the ranks ended with {statuses}; the reason is above")
+    wait_for(ranks)
     return dict(json.loads(report.read_text(encoding="utf-8")))
 
 

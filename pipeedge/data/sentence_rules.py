@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeedge.base.errors import InputError
+from pipeedge.base.json_file import find_json
 from pipeedge.base.wording import excerpt
 
 __all__ = ["SentenceRules", "read_rules"]
@@ -39,7 +39,8 @@ def read_rules(directory: Path) -> SentenceRules:
     Raises:
         InputError: A file is malformed.
     """
-    length, prompts = (_read(directory / name) for name in (_LENGTH_FILE, _PROMPT_FILE))
+    files = (directory / name for name in (_LENGTH_FILE, _PROMPT_FILE))
+    length, prompts = (find_json(file, dict, InputError) or {} for file in files)
     most = length.get("max_seq_length")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
         shown = excerpt(json.dumps(most))
@@ -47,17 +48,3 @@ def read_rules(directory: Path) -> SentenceRules:
     name, known = prompts.get("default_prompt_name"), prompts.get("prompts") or {}
     prompt = known.get(name, "") if isinstance(known, dict) and isinstance(name, str) else ""
     return SentenceRules(most, length.get("do_lower_case") is True, str(prompt))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not valid JSON ({error})") from None
-    if not isinstance(document, dict):
-        raise InputError(f"{path}: is not a JSON object")
-    return document

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeedge.base.errors import ModelError
+from pipeedge.base.json_file import find_json
 from pipeedge.base.wording import excerpt
 
 __all__ = ["preprocessed_size"]
@@ -23,16 +24,9 @@ def preprocessed_size(directory: Path) -> tuple[int, int] | None:
         ModelError: The file is not a JSON object, or its size is not a height and a width.
     """
     path = directory / _FILE
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    document = find_json(path, dict, ModelError)
+    if document is None:
         return None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} is not a JSON object")
     cropped = document.get("do_center_crop") is True
     size = document.get("crop_size" if cropped else "size")
     if isinstance(size, Mapping) and {"height", "width"} <= size.keys():

@@ -20,10 +20,10 @@ from pipeedge.models.outline import Outline, with_pooler_of
 from pipeedge.models.registry import find_outline
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights.comparing import check_tensors
+from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.fill import fill, plan
 from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
-from pipeedge.models.weights.reading import WeightsFile
 from pipeedge.models.words import touched_bytes
 
 __all__ = ["Model", "find_model"]

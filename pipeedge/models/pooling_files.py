@@ -10,13 +10,12 @@ https://arxiv.org/abs/1908.10084 introduced them. Positions of padding take no p
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pipeedge.base.errors import ModelError
+from pipeedge.base.json_file import read_json
 from pipeedge.base.wording import excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.pooling import DenseModule, Pooling
@@ -77,7 +76,7 @@ def read_pooling(directory: Path, hidden: int) -> Pooling | None:
     path = directory / MODULES_FILE
     if not path.exists():
         return None
-    modules = _read_json(path, list)
+    modules = read_json(path, list, ModelError)
     try:
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
         paths = [str(module["path"]) for module in modules]
@@ -113,7 +112,7 @@ def read_pooling(directory: Path, hidden: int) -> Pooling | None:
 
 
 def _modes(path: Path, hidden: int) -> tuple[str, ...]:
-    config = _read_json(path, dict)
+    config = read_json(path, dict, ModelError)
     width = config.get("word_embedding_dimension", config.get("embedding_dimension", hidden))
     if width != hidden:
         raise ModelError(f"{path}: pools vectors of {excerpt(width)} values, the model's have {hidden}")
@@ -139,7 +138,7 @@ def _modes(path: Path, hidden: int) -> tuple[str, ...]:
 
 def _dense(directory: Path, name: str, width: int) -> DenseModule:
     path = directory / name / "config.json"
-    config = _read_json(path, dict)
+    config = read_json(path, dict, ModelError)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
@@ -152,15 +151,3 @@ def _dense(directory: Path, name: str, width: int) -> DenseModule:
     if isinstance(outputs, bool) or not isinstance(outputs, int) or not 1 <= outputs <= _WIDEST:
         raise ModelError(f"{path}: out_features is {excerpt(outputs)}; it must be 1 to {_WIDEST}")
     return DenseModule(name, outputs, config.get("bias", True) is not False, _ACTIVATIONS[activation])
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, kind):
-        raise ModelError(f"{path} is not a JSON {'list' if kind is list else 'object'}")
-    return document

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import logging
 import os
 import re
 from pathlib import Path
 
 from pipeedge.base.errors import ModelError, WeightsError
+from pipeedge.base.json_file import find_json
 from pipeedge.models.families.catalogue import TOWERS, family_of, parse_hf_config
 from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
@@ -22,7 +22,8 @@ from pipeedge.models.weights.hub import (
     find_snapshot,
     is_repository_name,
 )
-from pipeedge.models.weights.reading import SINGLE_FILE, find_in_directory, open_weights
+from pipeedge.models.weights.reading import find_in_directory, open_weights
+from pipeedge.models.weights.safetensors_files import SINGLE_FILE
 
 __all__ = ["DIGITS", "MODEL_NAMES", "find_outline"]
 
@@ -142,18 +143,11 @@ def _from_directory(
     path = directory / "config.json"
     if path.exists() and not path.is_file():  # opening a pipe would block until somebody writes to it
         raise ModelError(f"{path} is not a regular file")
-    try:
-        document = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    document = find_json(path, dict, ModelError)
+    if document is None:
         raise ModelError(
             f"{directory} has no config.json: a model directory holds config.json and model.safetensors"
-        ) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} is not a JSON object")
+        )
     if repository is not None and not document.get("architectures"):
         fetch_weights(repository, directory)  # their names reveal the head
     try:

@@ -83,8 +83,7 @@ def finish(
 
 
 def _explain_not_finite(items: int) -> str:
-    outputs = f"{count(items, 'item')} {plural(items, 'has', 'have')} outputs that are no numbers"
-    return f"{outputs}: are the weights whole?"
+    return f"{count(items, 'item')} produced NaN or infinity: check that the weights are complete"
 
 
 def make_recording(context: RankContext, member: Member, parts: Parts, epoch: int) -> Recording:

@@ -94,7 +94,7 @@ class QueueState:
     """Number of items that are in the pipeline."""
     answered: int
     failed: int
-    """Number of items without an answer: cancelled, too late, or with outputs that are no numbers."""
+    """Number of items without an answer: cancelled, too late, or with outputs that are NaN or infinite."""
     refused: int
     """Number of items that there was no room for."""
     microbatches: int

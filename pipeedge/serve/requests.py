@@ -353,7 +353,7 @@ class RequestQueue:
             if own is not None:
                 entry.future.set_result(ModelAnswer(own, self._class_names))
             else:
-                line = f"{entry.item.source}: the outputs are no numbers: are the weights whole?"
+                line = f"{entry.item.source}: the model produced NaN or infinity: check its weights"
                 entry.future.set_exception(PipeEdgeError(line))
 
     def __exit__(

@@ -204,7 +204,7 @@ def _ending(patch: Patch) -> str:
     return refused(lambda: served.queue.submit([item(served)]))
 
 
-@says("input: the outputs are no numbers: are the weights whole?")
+@says("input: the model produced NaN or infinity: check its weights")
 def _not_finite(patch: Patch) -> str:
     served = service()
     (future,) = served.queue.submit([item(served)])

@@ -227,7 +227,7 @@ def no_gpu(patch: Patch) -> str:
     return refused(lambda: resolve_device("cuda"))
 
 
-@says("8 items have outputs that are no numbers: are the weights whole?")
+@says("8 items produced NaN or infinity: check that the weights are complete")
 def outputs_are_not_numbers(patch: Patch) -> str:
     tensors = load_file(DIGITS.weights_path())
     tensors["classifier.bias"][:] = float("nan")

@@ -16,21 +16,22 @@ PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
 base       wording crew machine heap lazily pacing postponing shapes payload errors archive fields files
-           schedule streams yamlfile yamledit program guard console
+           json_file schedule streams yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys serving config profiled options
 models     pooling architecture hub_config shapes weights.names family
            families.bert families.roberta families.distilbert families.mpnet families.albert
            families.electra families.modernbert families.vit families.deit families.dinov2 families.dinov3
            families.clip families.siglip families.catalogue
-           weights.reading weights.joined weights.hub weights.locating weights.comparing cuts pooling_files
-           image_size outline known registry
+           weights.files weights.safetensors_files weights.reading weights.joined weights.hub
+           weights.locating weights.comparing cuts pooling_files image_size outline known registry
            activations words dtypes linear int8_passes int8_kernels int8 kernels progress
            weights.random_weights weights.mapping
            rotary attention layers.parts layers.positions
            layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
            layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
            layers.catalogue
-           sentence shard weights.fill weights.writing model weights.download
+           sentence shard weights.fill weights.writing model weights.http_transfer weights.pickled
+           weights.download
 compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
@@ -197,7 +198,7 @@ WRITES_ENVIRONMENT = {
 }
 """Modules that set the interface of gloo and TensorPipe or torch's log level, which has no other way."""
 
-UNPICKLES = {"models.weights.download"}
+UNPICKLES = {"models.weights.pickled"}
 """Modules that unpickle: only downloads from a hub, only into tensors, and only to convert them."""
 
 MODULE_STATE = {"transport.rpc._serving"}

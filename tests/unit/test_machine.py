@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from control_groups import write_groups
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,14 +46,6 @@ def test_rounding_loses_at_most_half_a_processor(quota: float) -> None:
     assert used == 1 or abs(used - min(quota, 8)) <= 0.5
 
 
-def tree(place: Path, membership: str, files: Mapping[str, str]) -> ControlGroups:
-    for name, text in files.items():
-        (place / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / "cgroup" / name).write_text(f"{text}\n")
-    (place / "membership").write_text(membership)
-    return ControlGroups(place / "cgroup", place / "membership")
-
-
 @pytest.mark.parametrize(
     ("membership", "files", "threads"),
     [
@@ -70,7 +62,7 @@ def tree(place: Path, membership: str, files: Mapping[str, str]) -> ControlGroup
 def test_the_tightest_quota_on_the_way_to_the_root_counts(
     membership: str, files: dict[str, str], threads: int | None, tmp_path: Path
 ) -> None:
-    assert quota_threads(tree(tmp_path, membership, files)) == threads
+    assert quota_threads(write_groups(tmp_path, membership, files)) == threads
 
 
 def test_the_processors_of_the_process_count_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from control_groups import write_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, SpecError
 from pipeedge.base.guard import guard
-from pipeedge.base.machine import ControlGroups, MemoryBudget, available_bytes
+from pipeedge.base.machine import MemoryBudget, available_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
 from pipeedge.plan.specs import TRANSPORTS, TransportHandling
@@ -271,27 +272,19 @@ def test_activation_peaks_match_the_allocations_of_the_layers(model_dirs: dict[s
     assert (projection, expansion) == (hidden, hidden + hidden + inner)
 
 
-def _groups(place: Path, membership: str, files: dict[str, object]) -> ControlGroups:
-    for name, text in files.items():
-        (place / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / "cgroup" / name).write_text(f"{text}\n")
-    (place / "membership").write_text(membership)
-    return ControlGroups(place / "cgroup", place / "membership")
-
-
 @pytest.mark.parametrize(
     "membership",
     ["0::/\n", "0::/a/b\n", "0::/not/seen/from/within/a/container\n", ""],
 )
 def test_the_memory_of_a_control_group_counts(tmp_path: Path, membership: str) -> None:
-    unlimited = available_bytes(_groups(tmp_path, membership, {"a/b/cgroup.procs": 1}))
+    unlimited = available_bytes(write_groups(tmp_path, membership, {"a/b/cgroup.procs": 1}))
     files = {
         "memory.max": 300 * MIB,
         "memory.current": 220 * MIB,
         "memory.stat": f"anon 1\ninactive_file {20 * MIB}",
     }
-    assert available_bytes(_groups(tmp_path, membership, files)) == 100 * MIB
-    groups = _groups(tmp_path, membership, {"memory.max": "max"})
+    assert available_bytes(write_groups(tmp_path, membership, files)) == 100 * MIB
+    groups = write_groups(tmp_path, membership, {"memory.max": "max"})
     assert available_bytes(groups) == pytest.approx(unlimited, rel=0.5)
 
 
@@ -310,7 +303,7 @@ def test_the_tightest_limit_of_nested_groups_counts(tmp_path: Path) -> None:
         "cpu/z/cpu.cfs_quota_us": 1000,
         "cpu/z/cpu.cfs_period_us": 100_000,
     }
-    groups = _groups(tmp_path, "9:memory:/a/b\n4:cpu,cpuacct:/x/y\n0::/\n", files)
+    groups = write_groups(tmp_path, "9:memory:/a/b\n4:cpu,cpuacct:/x/y\n0::/\n", files)
     assert groups.free_bytes() == 70 * MIB
     assert groups.quota() == 0.25
 
@@ -318,7 +311,7 @@ def test_the_tightest_limit_of_nested_groups_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "expected"), [("max 100000", None), ("50000 100000", 0.5)])
 def test_a_quota_of_version_two_is_read(tmp_path: Path, text: str, expected: float | None) -> None:
     files = {"a/b/cpu.max": text, "a/cpu.max": "max 100000", "a/memory.max": "max"}
-    assert _groups(tmp_path, "0::/a/b\n", files).quota() == expected
+    assert write_groups(tmp_path, "0::/a/b\n", files).quota() == expected
 
 
 class _Standing:

@@ -167,7 +167,7 @@ def test_an_item_whose_outputs_are_no_numbers_fails_alone() -> None:
     queue = make_queue()
     futures = queue.submit([item(1), item(2)])
     answer(queue, take(queue), outputs=torch.tensor([[math.nan, 1], [0, 1]]))
-    with pytest.raises(PipeEdgeError, match="item 1: the outputs are no numbers"):
+    with pytest.raises(PipeEdgeError, match="item 1: the model produced NaN or infinity"):
         futures[0].result()
     assert futures[1].result().best.label == "b"
     assert (queue.state().answered, queue.state().failed) == (1, 1)

@@ -207,7 +207,7 @@ def test_piece_size_does_not_change_the_tensor(
 ) -> None:
     _, model = saved("ViTForImageClassification")
     expected = dict(model.load(kernels="torch").named_parameters())
-    monkeypatch.setattr("pipeedge.models.weights.reading._CHUNK_BYTES", chunk)
+    monkeypatch.setattr("pipeedge.models.weights.files._CHUNK_BYTES", chunk)
     for dialect in ("hub", "timm", "google"):
         arrays = DIALECTS["ViTForImageClassification", dialect](case("ViTForImageClassification"), model)
         for write in WRITERS:
@@ -468,7 +468,7 @@ def test_names_and_shapes_are_all_checked_before_data_is_read(
     def read(*_: object) -> None:
         pytest.fail("data was read before the names were checked")
 
-    monkeypatch.setattr("pipeedge.models.weights.reading.SafetensorsFile.read_into", read)
+    monkeypatch.setattr("pipeedge.models.weights.safetensors_files.SafetensorsFile.read_into", read)
     assert "classifier.bias" in refusal(model, file)
 
 

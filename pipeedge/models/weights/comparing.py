@@ -11,8 +11,8 @@ from pipeedge.base.shapes import Shape
 from pipeedge.base.wording import count, excerpt
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.families.catalogue import family_of
+from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling, qkv_bias, resolve, stray_block
-from pipeedge.models.weights.reading import WeightsFile
 
 if TYPE_CHECKING:
     import torch

@@ -10,13 +10,9 @@ been verified.
 
 from __future__ import annotations
 
-import http.client
-import pickle
 import shutil
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -30,8 +26,11 @@ from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.model import Model, find_model
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.http_transfer import fetch_file
 from pipeedge.models.weights.hub import copy_snapshot
-from pipeedge.models.weights.reading import TensorEntry, WeightsFile, open_weights
+from pipeedge.models.weights.pickled import PickledWeights
+from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import (
     make_directory_of,
     needed_names,
@@ -41,11 +40,6 @@ from pipeedge.models.weights.writing import (
 )
 
 __all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "download_hub", "save_weights"]
-
-_CHUNK_BYTES = 1 << 20
-_TIMEOUT_S = 30.0
-_FRUITLESS_ATTEMPTS = 3
-"""Number of consecutive attempts without progress before a broken transfer is given up."""
 
 
 @dataclass(frozen=True)
@@ -238,70 +232,17 @@ def download_http(model: Model, origin: HttpSource, target: Path) -> None:
     """Fetch an ``.npz`` file by HTTP, continuing ``<target>.part`` where an earlier call stopped."""
     part = target.with_name(target.name + ".part")
     resumed = part.exists()
-    _fetch(origin.url, part, target)
+    fetch_file(origin.url, part, target)
     problem = _find_damage(model, part)
     if problem is not None and resumed:
         # The part received earlier may belong to an older version of the file: fetch it again from the start.
         part.unlink()
-        _fetch(origin.url, part, target)
+        fetch_file(origin.url, part, target)
         problem = _find_damage(model, part)
     if problem is not None:
         part.unlink()
         raise WeightsError(f"the file from {origin.url} is not usable: {problem}")
     part.replace(target)
-
-
-def _fetch(url: str, part: Path, target: Path) -> None:
-    """Fetch the file completely into ``part``, over as many connections as it takes."""
-    fruitless = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            if _transfer(url, part, target.name):
-                return
-            problem = "the connection closed early"
-        except urllib.error.HTTPError as error:
-            advice = _by_hand(url, target)
-            raise WeightsError(f"{url} answers {error.code} {error.reason}; {advice}") from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            problem = str(reason) or type(error).__name__
-        after = part.stat().st_size if part.exists() else 0
-        fruitless = 0 if after > before else fruitless + 1
-        unreachable = after == 0 and fruitless > 0
-        if unreachable or fruitless >= _FRUITLESS_ATTEMPTS:
-            kept = f"; the {after} bytes that arrived are kept for the next attempt" if after else ""
-            raise WeightsError(f"{url} cannot be fetched ({problem}){kept}; {_by_hand(url, target)}")
-
-
-def _by_hand(url: str, target: Path) -> str:
-    return f"without a network here, fetch it elsewhere and put it at {target.absolute()}, or use --random"
-
-
-def _transfer(url: str, part: Path, label: str) -> bool:
-    """Append missing data to ``part`` over one connection. Return True when it is complete."""
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
-    try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)  # noqa: S310
-    except urllib.error.HTTPError as error:
-        total = error.headers.get("Content-Range", "").rpartition("/")[2]
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-            if total == str(have):
-                return True
-            part.unlink()  # longer than the file, so it belongs to another version
-            return _transfer(url, part, label)
-        raise
-    with response:
-        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
-        have = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        total_bytes = have + int(length) if length is not None else None
-        with part.open("ab" if resumed else "wb") as file, ByteBar(label, total_bytes, have) as bar:
-            while piece := response.read(_CHUNK_BYTES):
-                file.write(piece)
-                bar.advance(len(piece))
-    return total_bytes is None or part.stat().st_size == total_bytes
 
 
 def _find_damage(model: Model, part: Path) -> str | None:
@@ -362,41 +303,4 @@ def _fetch_hub(origin: HubSource, staging: Path) -> Path:
 
 
 def _open_fetched(path: Path) -> WeightsFile:
-    return _PickledWeights(path) if path.suffix == ".bin" else open_weights(path)
-
-
-class _PickledWeights(WeightsFile):
-    """A ``pytorch_model.bin`` file, for the one old repository without safetensors.
-
-    It is read with PyTorch's restricted unpickler, which creates only tensors and plain containers. All of it
-    is held in memory.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise WeightsError(f"{path} cannot be read as PyTorch weights") from error
-        if not isinstance(tensors, dict):
-            raise WeightsError(f"{path} does not contain a table of tensors")
-        self._tensors = {
-            str(name): tensor
-            for name, tensor in tensors.items()
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-        }
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._tensors.keys()
-
-    def entry(self, name: str) -> TensorEntry:
-        tensor = self._tensors[name]
-        return TensorEntry(tuple(tensor.shape), dtype_name(tensor.dtype), str(tensor.dtype))
-
-    def identity(self) -> Iterator[bytes]:
-        for name in sorted(self._tensors):
-            yield f"{name} {tuple(self._tensors[name].shape)}".encode()
-
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        out.copy_(self._tensors[name])
+    return PickledWeights(path) if path.suffix == ".bin" else open_weights(path)

@@ -15,10 +15,10 @@ from pipeedge.models.int8 import Int8Linear, quantize_rows
 from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights.comparing import check_tensors
+from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling
 from pipeedge.models.weights.mapping import map_values
 from pipeedge.models.weights.names import same
-from pipeedge.models.weights.reading import WeightsFile
 from pipeedge.models.words import WORD_TABLE
 
 __all__ = ["fill", "plan", "read", "read_int8", "scale_name"]

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeedge.base.errors import ModelError, PipeEdgeError, WeightsError
 from pipeedge.base.wording import excerpt
-from pipeedge.models.weights.reading import INDEX_FILE, SINGLE_FILE, indexed_files
+from pipeedge.models.weights.safetensors_files import INDEX_FILE, SINGLE_FILE, indexed_files
 
 __all__ = [
     "Snapshot",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pipeedge.models.weights.reading import FilePlace, TensorEntry, WeightsFile
+from pipeedge.models.weights.files import FilePlace, TensorEntry, WeightsFile
 
 if TYPE_CHECKING:
     import torch

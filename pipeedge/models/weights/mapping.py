@@ -7,7 +7,7 @@ import mmap
 import torch
 
 from pipeedge.base.errors import WeightsError
-from pipeedge.models.weights.reading import FilePlace
+from pipeedge.models.weights.files import FilePlace
 
 __all__ = ["map_values"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeedge.models.weights.reading import TensorEntry, WeightsFile
+from pipeedge.models.weights.files import TensorEntry, WeightsFile
 
 __all__ = ["RandomWeights"]
 

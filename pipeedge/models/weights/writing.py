@@ -21,10 +21,11 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import temporary_beside
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.shard import Shard
+from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.fill import plan, read, read_int8, scale_name
 from pipeedge.models.weights.locating import Filling, hub_filling, hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
-from pipeedge.models.weights.reading import SOURCE_KEY, WeightsFile
+from pipeedge.models.weights.safetensors_files import SOURCE_KEY
 
 __all__ = [
     "make_directory_of",

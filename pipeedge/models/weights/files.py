@@ -1,0 +1,147 @@
+"""Files of weights, whose tensors are read piece by piece, directly into their destination.
+
+What is copied is not mapped into memory: pages of a mapping count towards the resident memory of the process
+in addition to the copy made from them, which on a small board decides whether a model fits. Instead, each
+reader provides a stream per tensor, which is copied into the parameter a megabyte at a time. Only a table of
+words, of which few rows are ever needed, is mapped instead of copied (``weights.mapping``).
+
+A plan needs headers alone and is to be there at once, so torch and numpy are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from pipeedge.base.errors import WeightsError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FilePlace", "StreamedFile", "TensorEntry", "WeightsFile", "check_regular"]
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Header of one tensor in a file, without its data."""
+
+    shape: tuple[int, ...]
+    number_type: str | None
+    """Name of its number type in torch, or None for a type that cannot be a weight."""
+    dtype_name: str
+    """Name of its number type in the file."""
+    column_major: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number type, or None for a type that cannot be a weight."""
+        import torch
+
+        found: torch.dtype | None = None if self.number_type is None else getattr(torch, self.number_type)
+        return found
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """Bytes of a file that are the values of a tensor, in order and in its number type."""
+
+    path: Path
+    start: int
+    """Number of the first byte."""
+    stop: int
+    """Number behind that of the last byte."""
+
+
+class WeightsFile(ABC):
+    """Named tensors in one file or in several that belong together; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.source: str | None = None
+        """Fingerprint of the weights that these were converted from, or None if they are the original."""
+
+    def __enter__(self) -> WeightsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close open files; most readers keep none open."""
+        return
+
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+
+    @abstractmethod
+    def entry(self, name: str) -> TensorEntry:
+        """Return the shape and number type of one tensor, from the header alone."""
+
+    @abstractmethod
+    def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the content cheaply, regardless of where the file is."""
+
+    @abstractmethod
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor into ``out``, converting its values to the type of ``out``.
+
+        Args:
+            name: One of ``names``.
+            out: CPU tensor of the entry's shape, with any strides.
+
+        Raises:
+            WeightsError: The data ends early or is damaged.
+        """
+
+    def place(self, name: str) -> FilePlace | None:
+        """Return where the values of a tensor are, or None if they are compressed or not in order."""
+        del name
+        return None
+
+
+class StreamedFile(WeightsFile):
+    """A file whose tensors can be read sequentially."""
+
+    @abstractmethod
+    def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """Open a stream positioned at the tensor's first value."""
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor into ``out``."""
+        import torch
+
+        from pipeedge.base.archive import read_exactly
+
+        entry = self.entry(name)
+        if entry.dtype is None:
+            raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
+        view = out.permute(tuple(reversed(range(out.dim())))) if entry.column_major else out
+        while view.dim() > 1 and view.shape[0] == 1:
+            view = view[0]  # the first dimension is the one cut into pieces, so this keeps them small
+        row = math.prod(view.shape[1:])
+        rows_at_once = max(1, _CHUNK_BYTES // (row * entry.dtype.itemsize))
+        with self._open(name) as stream:
+            for start in range(0, view.shape[0], rows_at_once):
+                part = view[start : start + rows_at_once]
+                data = read_exactly(stream, part.numel() * entry.dtype.itemsize)
+                if data is None:
+                    raise WeightsError(
+                        f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, "
+                        "ends early; fetch the file again"
+                    )
+                part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse anything but regular files: opening a pipe would block until somebody writes to it."""
+    if not path.is_file():
+        raise WeightsError(f"{path} is not a regular file; weights are read from .npz and .safetensors files")

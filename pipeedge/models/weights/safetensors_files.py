@@ -1,0 +1,234 @@
+"""Weights in ``.safetensors`` files: one, or several with an index."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any
+
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.wording import excerpt
+from pipeedge.models.weights.files import FilePlace, StreamedFile, TensorEntry, WeightsFile, check_regular
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "SOURCE_KEY", "IndexedDirectory", "SafetensorsFile", "indexed_files"]
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+"""Weights of a Hugging Face directory: a single file, or the index of several."""
+SOURCE_KEY = "pipeedge_source"
+"""Key in the metadata of a ``.safetensors`` file: fingerprint of the weights it was converted from."""
+
+_SAMPLE_BYTES = 256
+_MAX_HEADER_BYTES = 100 << 20
+_LONGEST_REASON = 80
+_SAFETENSORS_TYPES: Mapping[str, str] = MappingProxyType(
+    {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
+)
+_SAFETENSORS_WIDTHS: Mapping[str, int] = MappingProxyType(
+    {
+        "F64": 8,
+        "I64": 8,
+        "U64": 8,
+        "F32": 4,
+        "I32": 4,
+        "U32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I16": 2,
+        "U16": 2,
+        "I8": 1,
+        "U8": 1,
+        "BOOL": 1,
+    }
+)
+
+
+class _HeaderError(ValueError):
+    """A header that is valid JSON with invalid contents."""
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object for JSON ``pairs``; raise ``_HeaderError`` for a duplicate name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise _HeaderError(f"{twice} is given twice")
+    return found
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _HeaderError(f"{value!r} is not a size")
+    return value
+
+
+class SafetensorsFile(StreamedFile):
+    """A ``.safetensors`` file, https://huggingface.co/docs/safetensors: length, JSON header, data."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length_bytes = file.read(8)
+                length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
+                if not 2 <= length <= _MAX_HEADER_BYTES:
+                    raise WeightsError(f"{path} is not a .safetensors file: it has no header")
+                if 8 + length > size:
+                    raise WeightsError(f"{path} is truncated within its header; fetch the file again")
+                raw = file.read(length)
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
+        self._header = raw
+        self._entries: dict[str, tuple[TensorEntry, int, int]] = {}
+        end = 0
+        try:
+            for name, value in json.loads(raw, object_pairs_hook=_without_duplicates).items():
+                if name == "__metadata__":
+                    source = value.get(SOURCE_KEY)
+                    self.source = None if source is None else str(source)
+                    continue
+                kind = str(value["dtype"])
+                shape = tuple(_whole(side) for side in value["shape"])
+                start, stop = (_whole(offset) for offset in value["data_offsets"])
+                width = _SAFETENSORS_WIDTHS.get(kind)
+                if start > stop or (width and stop - start != width * math.prod(shape)):
+                    raise WeightsError(f"{path}: the header's offsets of {name} do not fit its shape")
+                entry = TensorEntry(shape, _SAFETENSORS_TYPES.get(kind), kind)
+                self._entries[name] = (entry, 8 + length + start, 8 + length + stop)
+                end = max(end, 8 + length + stop)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            reason = f" ({excerpt(error, _LONGEST_REASON)})" if isinstance(error, _HeaderError) else ""
+            raise WeightsError(
+                f"{path} is not a .safetensors file: its header cannot be read{reason}"
+            ) from error
+        self._check_overlap()
+        if end > size:
+            first = next(name for name, (_, _, stop) in self._entries.items() if stop > size)
+            raise WeightsError(
+                f"{path} is truncated: {size} bytes of {end}, the first tensor cut off is {first}, "
+                f"shape {list(self._entries[first][0].shape)}; fetch the file again"
+            )
+
+    def _check_overlap(self) -> None:
+        """Check that no two tensors share bytes."""
+        places = sorted(
+            (start, stop, name) for name, (_, start, stop) in self._entries.items() if start < stop
+        )
+        for (_, end, one), (start, _, other) in itertools.pairwise(places):
+            if start < end:
+                raise WeightsError(
+                    f"{self.path}: the header gives {excerpt(one)} and {excerpt(other)} the same bytes"
+                )
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._entries.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return the shape and number type of one tensor."""
+        return self._entries[name][0]
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self._entries[name][1])
+                yield file
+        except OSError as error:
+            raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+    def place(self, name: str) -> FilePlace:
+        """Return where the values of a tensor are."""
+        _, start, stop = self._entries[name]
+        return FilePlace(self.path, start, stop)
+
+    def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the content cheaply."""
+        yield self._header
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                for _, start, stop in sorted(self._entries.values(), key=lambda value: value[1]):
+                    for offset in (start, (start + stop) // 2):
+                        file.seek(offset)
+                        yield file.read(min(_SAMPLE_BYTES, stop - offset)) or b""
+        except OSError as error:
+            raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+
+class IndexedDirectory(WeightsFile):
+    """Several ``.safetensors`` files listed in one ``model.safetensors.index.json``."""
+
+    def __init__(self, index: Path) -> None:
+        super().__init__(index)
+        try:
+            document = json.loads(index.read_bytes())
+            self._files = {str(name): str(file) for name, file in document["weight_map"].items()}
+        except OSError as error:
+            raise WeightsError(f"{index} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise WeightsError(f"{index} is not an index of weights: weight_map is missing") from error
+        for file in self._files.values():
+            if Path(file).name != file:
+                raise WeightsError(f"{index} names {excerpt(repr(file))}, which is not in its own directory")
+        self._opened: dict[str, SafetensorsFile] = {}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that the index lists, in their own order."""
+        return tuple(sorted(set(self._files.values())))
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._files.keys()
+
+    def _file(self, name: str) -> SafetensorsFile:
+        file = self._files[name]
+        if file not in self._opened:
+            path = self.path.parent / file
+            if not path.exists():
+                raise WeightsError(f"{path} is missing; {self.path} lists it as the file with {name}")
+            check_regular(path)
+            self._opened[file] = SafetensorsFile(path)
+        opened = self._opened[file]
+        if name not in opened.names:
+            raise WeightsError(f"{opened.path} does not contain {name}, although {self.path.name} lists it")
+        return opened
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return the shape and number type of one tensor."""
+        return self._file(name).entry(name)
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy a tensor into ``out``."""
+        self._file(name).read_into(name, out)
+
+    def place(self, name: str) -> FilePlace:
+        """Return where the values of a tensor are."""
+        return self._file(name).place(name)
+
+    def identity(self) -> Iterator[bytes]:
+        """Yield bytes that identify the content cheaply."""
+        for name in sorted({file: name for name, file in sorted(self._files.items())}.values()):
+            yield from self._file(name).identity()
+
+
+def indexed_files(index: Path) -> tuple[str, ...]:
+    """Return the names of the files that an index lists, whether they exist or not.
+
+    Raises:
+        WeightsError: It cannot be read, or lists files in other directories.
+    """
+    return IndexedDirectory(index).files
