@@ -31,6 +31,7 @@ from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
 
 __all__ = [
     "IMAGE_SUFFIXES",
+    "DirectoryTransform",
     "FoundImages",
     "ImageFiles",
     "ImageRecipe",

@@ -124,6 +124,10 @@ class Tokenizer:
     """File that it was read from."""
     model: ModelInputs
     rules: SentenceRules = field(default_factory=SentenceRules)
+    refused_characters: int | None = None
+    """Number of characters of a sentence that must give as many tokens as the model takes, if more follow.
+    Otherwise the sentence is refused; None never refuses one, however long it takes.
+    """
 
     @property
     def most_tokens(self) -> int:
@@ -195,19 +199,29 @@ class Tokenizer:
         least = limit * _TOKEN_CHARACTERS
         if sentence.pair is not None:
             least = max(least, _CHUNK_CHARACTERS // 2)
-        return tuple(self._beginning(text, limit, least) for text in self._whole(sentence))
+        return tuple(self._beginning(text, limit, least, sentence.source) for text in self._whole(sentence))
 
     def _whole(self, sentence: Sentence) -> tuple[str, ...]:
         return tuple(map(self.rules.apply, sentence.texts))
 
-    def _beginning(self, text: str, limit: int, characters: int) -> str:
-        """Return ``characters`` characters of ``text``, or more if they do not give ``limit`` tokens."""
+    def _beginning(self, text: str, limit: int, characters: int, source: str) -> str:
+        """Return ``characters`` characters of ``text``, or more if they do not give ``limit`` tokens.
+
+        Raises:
+            InputError: More than ``refused_characters`` do not.
+        """
+        most = self.refused_characters
         beginning = _first_words(text, characters)
-        while len(beginning) < len(text) and characters < min(len(text), _MOST_CHARACTERS):
+        while len(beginning) < len(text) and (most is not None or characters < _MOST_CHARACTERS):
             if len(self._encode([(beginning,)])[0].ids) >= limit:
                 break
-            characters *= 8
-            beginning = _first_words(text, min(characters, _MOST_CHARACTERS))
+            if most is not None and characters >= most:
+                raise InputError(
+                    f"{source}: its first {characters:,} characters give fewer than the {limit} tokens that "
+                    f"{self.model.name} takes, and more follow: shorten it"
+                )
+            characters = min(8 * characters, _MOST_CHARACTERS if most is None else most)
+            beginning = _first_words(text, characters)
         return beginning
 
     def _encode(self, texts: Sequence[tuple[str, ...]], limit: int | None = None) -> list[Encoded]:
@@ -257,7 +271,8 @@ def _first_words(text: str, characters: int) -> str:
     if len(text) <= characters:
         return text
     cut = text[:characters]
-    words = cut.rsplit(maxsplit=1)[0]  # the last word may be incomplete, which would change its tokens
+    # The last word may be incomplete, which would change its tokens. There may be nothing but blanks.
+    words = next(iter(cut.rsplit(maxsplit=1)), "")
     # Chinese has no blanks, and each character is a token; a word of thousands of letters is one unknown
     # token.
     return words if len(words) >= characters - _LONGEST_WORD else cut

@@ -35,7 +35,7 @@ from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.outcome import finish, make_recording
 from pipeedge.run.parts import Parts, open_monitor
-from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream
+from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream, tell_plan
 from pipeedge.run.shelf import Shelf
 
 if TYPE_CHECKING:  # only the data rank needs it
@@ -201,6 +201,8 @@ class _Rank:
         keep_freed_memory()
         self._turns.ready(turn.epoch)
         turn.runs = True
+        if before is None:
+            tell_plan(plan, prepared.data)
         if not self.startup_s:
             self.startup_s = process_age_s()
             self.kept.enter_context(results_kept(context, prepared.data))

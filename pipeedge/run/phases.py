@@ -53,6 +53,7 @@ __all__ = [
     "prepare",
     "results_kept",
     "stream",
+    "tell_plan",
 ]
 
 
@@ -328,12 +329,18 @@ def results_kept(context: RankContext, data: DataEnds | None) -> Iterator[None]:
         raise
 
 
+def tell_plan(plan: Plan, data: DataEnds | None) -> None:
+    """Tell the watcher, if there is one, of the plan; before anybody can ask it, if that is the first."""
+    if data is not None and data.watcher is not None:
+        data.watcher.planned(plan.schedule)
+
+
 def stream(context: RankContext, plan: Plan, parts: Parts, shown: threading.Event | None = None) -> None:
     """Let microbatches flow until all have passed.
 
     Args:
         context: This rank.
-        plan: The plan.
+        plan: The plan; the watcher knows it, unless it is one that follows another without a stop.
         parts: The parts of this rank.
         shown: Set once the progress of the plan before is no longer shown; None without one.
 
@@ -346,6 +353,7 @@ def stream(context: RankContext, plan: Plan, parts: Parts, shown: threading.Even
     if shown is not None:
         context.crew.on_stop(shown.set)
         shown.wait()
+        tell_plan(plan, None if parts.data is None else parts.data.ends)
     with _progress_shown(context, plan, parts.data):
         context.crew.wait()
 
@@ -361,7 +369,6 @@ def _show_unfinished(context: RankContext, sink: ResultSink) -> None:
 def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> Iterator[None]:
     """Show the progress of the run, on the data rank, unless it is to be quiet; without an end, its work."""
     if data is not None and data.ends.watcher is not None:
-        data.ends.watcher.planned(plan.schedule)
         with context.display_feed.to(data.ends.watcher):
             yield
         return

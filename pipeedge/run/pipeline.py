@@ -43,6 +43,7 @@ from pipeedge.run.phases import (
     prepare,
     results_kept,
     stream,
+    tell_plan,
 )
 from pipeedge.transport.base import RendezvousService
 from pipeedge.transport.choice import make_rendezvous, make_transport
@@ -137,6 +138,7 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
         keep_freed_memory()  # not before: what loading frees is returned
         session.start()
         startup_s = process_age_s()
+        tell_plan(plan, prepared.data)
         with monitor, results_kept(context, prepared.data):
             stream(context, plan, parts)
         return finish(context, session, plan, parts, startup_s=startup_s, device=prepared.device)

@@ -29,6 +29,10 @@ _MAX_HEADERS = 100
 _MAX_HEADER_BYTES = 16 << 10
 _BODIES = 8
 """Number of bodies of the largest size that may be held at a time."""
+_SLOW_START_S = 5.0
+"""Seconds of a body for which it may come at any rate."""
+_LEAST_BYTES_PER_S = 4096
+"""Bytes a second that must come of a body after that."""
 
 
 def read_keys(path: Path | None) -> tuple[bytes, ...]:
@@ -121,18 +125,22 @@ class Gate:
         """Return the whole body.
 
         Raises:
-            HttpError: It is too large, or comes too slowly.
+            HttpError: It is too large, comes too slowly, or not at all, as the client has left.
         """
         limit = self._limits.max_body_bytes
         told = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         parts: list[bytes] = []
-        size = 0
+        size, began = 0, anyio.current_time()
         try:
-            with anyio.fail_after(self._limits.body_s):
+            with anyio.fail_after(self._limits.body_s) as until:
                 while True:
+                    enough_until = began + _SLOW_START_S + size / _LEAST_BYTES_PER_S
+                    until.deadline = min(began + self._limits.body_s, enough_until)
                     if size > limit or (told.isdigit() and int(told) > limit):
                         raise await self._too_large(receive)
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise HttpError(408, "the client has left", close=True)
                     part = message.get("body", b"")
                     self._held += len(part)
                     size += len(part)
@@ -145,6 +153,8 @@ class Gate:
         except TimeoutError:
             self._held -= size
             line = f"the request did not come within {self._limits.body_s:g} s"
+            if until.deadline < began + self._limits.body_s:
+                line = f"the request came more slowly than {_LEAST_BYTES_PER_S:,} bytes a second"
             raise HttpError(408, line, close=True) from None
         except BaseException:
             self._held -= size

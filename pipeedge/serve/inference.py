@@ -132,7 +132,7 @@ class InferenceRoutes:
 
     def _check_name(self, request: Request) -> None:
         name = request.path_params.get("model")
-        if name is not None and name != self._model.name:
+        if name not in (None, self._model.name, self._asker.service.given_name):
             raise HttpError(404, "there is no such model; GET / shows the one that is served")
 
 

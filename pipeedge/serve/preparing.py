@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.images import ImageTransform, image_transform
+from pipeedge.data.images import DirectoryTransform, ImageTransform, image_transform
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
@@ -34,6 +35,10 @@ from pipeedge.request.config import RunRequest
 
 __all__ = ["Preparation"]
 
+_REFUSED_CHARACTERS = 1 << 17
+"""Number of characters of a stranger's sentence that must give as many tokens as the model takes, if more
+follow: a tokenizer takes seconds for a word of a million letters, and has no time for others meanwhile.
+"""
 _SLACK = 1e-3
 """Largest distance of a pixel's value from that of a byte, as a fraction of the step between two bytes."""
 
@@ -81,6 +86,30 @@ class Preparation:
             transform=None if model.takes_text else image_transform(model, directories),
             as_bytes=as_bytes,
             max_pixels=wanted.max_image_pixels,
+        )
+
+    def for_strangers(self, model: ModelInputs) -> Preparation:
+        """Return the preparation for requests over a network, which may neither see paths nor take long.
+
+        Args:
+            model: The model, with the name that strangers may see.
+        """
+        tokenizer, transform = self._tokenizer, self._transform
+        if tokenizer is not None:
+            tokenizer = replace(
+                tokenizer,
+                model=model,
+                path=Path(tokenizer.path.name),
+                refused_characters=_REFUSED_CHARACTERS,
+            )
+        if isinstance(transform, DirectoryTransform):
+            transform = replace(transform, path=Path(transform.path.name))
+        return Preparation(
+            model,
+            tokenizer=tokenizer,
+            transform=transform,
+            as_bytes=self.pixels is not None,
+            max_pixels=self._max_pixels,
         )
 
     @property

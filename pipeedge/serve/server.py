@@ -28,27 +28,32 @@ _LAST_REPLIES_S = 5
 
 
 class _Connection(H11Protocol):
-    """A connection that ends if its client is too slow, or if it is idle and there are too many."""
+    """A connection that ends if its client is too slow, or if others need its place more."""
 
     _headers_due: asyncio.TimerHandle | None = None
     _unread_due: asyncio.TimerHandle | None = None
     _is_dropped = False
     _heard_at = 0.0
     """Time when the client sent something last, in seconds."""
+    _asked_at = 0.0
+    """Time when the headers of the latest request had come, in seconds."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self._heard_at = self.loop.time()
         if len(self.connections) > _MAX_CONNECTIONS:
-            self._longest_idle()._drop()
+            self._most_dispensable()._drop()
         if not self._is_dropped:
             self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
         """Take what has come."""
         self._heard_at = self.loop.time()
+        before = self.cycle
         super().data_received(data)
+        if self.cycle is not before:
+            self._asked_at = self._heard_at
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_expecting()
         elif self._headers_due is None:
@@ -65,19 +70,22 @@ class _Connection(H11Protocol):
         self._stop_watching()
         super().connection_lost(exc)
 
-    def _longest_idle(self) -> _Connection:
-        """Return the connection that has been idle for longest, or this one if all others have a request.
+    def _most_dispensable(self) -> _Connection:
+        """Return the connection that gives way: the one that has been without a whole request for longest.
 
-        Those who only hold connections open must not keep others from asking.
+        It is this one if all others wait for a reply. Those who only hold connections open, or send a request
+        a byte at a time, must not keep others from asking.
         """
-        idle = (
-            one
-            for one in self.connections
-            if isinstance(one, _Connection)
-            and not one._is_dropped
-            and (one.cycle is None or one.cycle.response_complete)
-        )
-        return min(idle, key=lambda one: one._heard_at, default=self)
+        others = (one for one in self.connections if isinstance(one, _Connection) and not one._is_dropped)
+        since = {one: at for one in others if (at := one._incomplete_since) is not None}
+        return min(since, key=since.__getitem__, default=self)
+
+    @property
+    def _incomplete_since(self) -> float | None:
+        """Time since when there is no whole request, in seconds; None while there is one to answer."""
+        if self.cycle is None or self.cycle.response_complete:
+            return self._heard_at
+        return self._asked_at if self.cycle.more_body else None
 
     def _drop(self) -> None:
         """Close the connection now; what is not sent yet is lost."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -21,12 +22,21 @@ class Service:
     """A model with the queue of what is asked of it."""
 
     model: Model
+    """The model, with the name that replies and messages give it."""
     preparation: Preparation
     queue: RequestQueue
+    given_name: str
+    """Name of the model as the user has given it, which may be a path."""
 
     @classmethod
     def open(
-        cls, request: RunRequest, model: Model, *, max_waiting: int, images_as_bytes: bool = True
+        cls,
+        request: RunRequest,
+        model: Model,
+        *,
+        max_waiting: int,
+        images_as_bytes: bool = True,
+        for_strangers: bool = False,
     ) -> Service:
         """Open what a model needs to answer.
 
@@ -35,11 +45,17 @@ class Service:
             model: The model.
             max_waiting: Largest number of items that wait.
             images_as_bytes: Whether images travel as bytes, if that is exact.
+            for_strangers: Whether requests come over a network: messages and replies then have no path of
+                this machine, and no sentence may keep the tokenizer for long.
 
         Raises:
             InputError: Its tokenizer or image processor is missing, or does not fit it.
         """
         preparation = Preparation.open(request, model, as_bytes=images_as_bytes)
+        given_name = model.name
+        if for_strangers:
+            model = replace(model, name=_without_path(model))
+            preparation = preparation.for_strangers(model)
         size = request.microbatch_size
         limits = BatchLimits(max_items=size, max_tokens=size * model.max_tokens, max_waiting=max_waiting)
         queue = RequestQueue(
@@ -48,7 +64,7 @@ class Service:
             pixels=preparation.pixels,
             class_names=model.labels,
         )
-        return cls(model, preparation, queue)
+        return cls(model, preparation, queue, given_name)
 
     def probe(self) -> Item:
         """Return an item by which to find out whether the pipeline answers."""
@@ -56,3 +72,10 @@ class Service:
             return self.preparation.sentence("a", source="probe")
         height, width = self.model.config.image_size
         return self.preparation.item(np.zeros((height, width), np.uint8), "probe")
+
+
+def _without_path(model: Model) -> str:
+    """Return the last part of the path of a model in a directory, else its name."""
+    if model.directory is None or model.repository is not None:
+        return model.name
+    return Path(model.name).resolve().name or model.name

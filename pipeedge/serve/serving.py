@@ -58,7 +58,7 @@ class Serving:
         from pipeedge.serve.server import HttpServer, open_listener
 
         keys = read_keys(settings.api_key)
-        service = Service.open(request, model, max_waiting=settings.max_waiting)
+        service = Service.open(request, model, max_waiting=settings.max_waiting, for_strangers=True)
         listener = open_listener(settings.host, settings.port)
         if not keys and not settings.is_local:
             self._warn(_open_to_all(settings))

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import prometheus_client.parser
@@ -29,9 +30,10 @@ from waiting import LIMIT_S, until
 from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
 from pipeedge.run.stage import Stage
-from pipeedge.serve import server
+from pipeedge.serve import gate, server
 from pipeedge.serve.description import described_operations
 from pipeedge.serve.serving import Serving
+from pipeedge.serve.watching import PipelineWatch
 from pipeedge.transport.base import Packet
 
 DIGITS = default_digits()
@@ -447,12 +449,20 @@ def test_routes_are_described_for_people_without_loading_anything(digits: Served
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
-def test_the_name_of_a_model_is_escaped_on_the_page(tmp_path: Path) -> None:
-    save_bert(tmp_path / "<b>bert")
-    with ServedModel("-m", tmp_path / "<b>bert") as served:
+def test_the_name_of_a_model_is_escaped_and_has_no_path(tmp_path: Path) -> None:
+    model = tmp_path / "<b>bert"
+    save_bert(model)
+    with ServedModel("-m", model) as served:
         page = served.get("/").body.decode()
+        long = {"inputs": " ".join(["cat"] * 2 * MOST_TOKENS)}
+        replies = [page, served.get("/status").body.decode(), served.post("/predict", long).line]
+        replies += [
+            served.get(f"/v2/models/{quote(name)}").body.decode() for name in (model.name, str(model))
+        ]
+        assert served.get(f"/v2/models/{quote(str(model.parent))}").status == 404
     assert "&lt;b&gt;bert" in page
     assert "<b>bert" not in page
+    assert all("bert" in reply and str(tmp_path) not in reply for reply in replies)
 
 
 def test_only_those_with_a_key_are_answered(tmp_path: Path) -> None:
@@ -533,6 +543,11 @@ def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         slow = answer(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nabc")
         assert b" 408 " in slow
         assert b"did not come within 1 s" in slow
+        with monkeypatch.context() as patch:
+            patch.setattr(gate, "_SLOW_START_S", 0.1)
+            slow = answer(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nabc")
+        assert b" 408 " in slow
+        assert b"came more slowly than 4,096 bytes a second" in slow
         for flood in (b"x: y\r\n" * 200, b"x: " + b"y" * 20_000 + b"\r\n"):
             assert b" 431 " in answer(b"GET / HTTP/1.1\r\nhost: a\r\n" + flood + b"\r\n")
         assert b" 200 " not in answer(b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 100_000)
@@ -571,11 +586,18 @@ def test_a_client_that_reads_no_replies_is_dropped(
     assert digits.post("/classify", picture(0)).status == 200
 
 
-def test_idle_connections_keep_nobody_out(digits: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: 9999\r\n\r\nabc"]
+)
+def test_connections_without_a_request_keep_nobody_out(
+    digits: ServedModel, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
     monkeypatch.setattr(server, "_MAX_CONNECTIONS", 20)
     with contextlib.ExitStack() as stack:
         for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", digits.port), LIMIT_S))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", digits.port), LIMIT_S))
+            with contextlib.suppress(ConnectionError):
+                client.sendall(sent)
         assert digits.post("/classify", picture(0)).status == 200
 
 
@@ -595,6 +617,20 @@ def test_what_is_accepted_is_answered_before_the_end(going: threading.Event) -> 
         ending.join(LIMIT_S)
     assert [reply.status for reply in replies] == [200]
     assert served.failure is None
+
+
+def test_the_stages_are_known_before_anybody_can_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def note(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given: (heard.append(name), method(*given)))
+
+    note(PipelineWatch, "planned")
+    note(server.HttpServer, "start")
+    with ServedModel("-m", "vit-digits") as served:
+        assert [stage["rank"] for stage in served.get("/status").json["stages"]] == [0]
+    assert heard == ["planned", "start"]
 
 
 def test_connections_are_known_to_be_tcp() -> None:

@@ -434,6 +434,30 @@ class TestText:
         expected = backend([("the " + word * 40)[:400_000], "the sat"], truncation=True, max_length=limit)
         assert [list(ids) for ids in items.ids] == expected["input_ids"]
 
+    @pytest.mark.parametrize(
+        ("text", "is_refused"),
+        [
+            ("x" * 999_999, True),
+            (" " * 9_999 + "cat", True),
+            ("\u4e2d" * 999_999, False),
+            ("cat " * 9_999, False),
+        ],
+    )
+    def test_a_sentence_that_would_take_long_is_refused_where_others_wait(
+        self, vocabulary: Path, text: str, is_refused: bool
+    ) -> None:
+        tokenizer = find_tokenizer(bert(10, 16, directory=vocabulary), (vocabulary,))
+        assert tokenizer is not None
+        limited = dataclasses.replace(tokenizer, refused_characters=5_000)
+        sentences = [Sentence("the cat", "a"), Sentence(text, "b"), Sentence("x" * 5_000, "c")]
+        if is_refused:
+            with pytest.raises(
+                InputError, match="b: its first 5,000 characters give fewer than the 16 tokens"
+            ):
+                limited.items(sentences)
+        else:
+            assert limited.items(sentences).ids == tokenizer.items(sentences).ids
+
     def test_tokenizers_are_called_with_few_characters_at_a_time(
         self, tmp_path: Path, vocabulary: Path
     ) -> None:
