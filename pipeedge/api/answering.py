@@ -21,6 +21,7 @@ from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel
 
@@ -93,9 +94,9 @@ def answers_in_order(
     """
     read: _Line[tuple[int, object]] = _Line(2 * group)
     prepared: _Line[Future[_Prepared]] = _Line(read_threads() + 1)
-    asked: _Line[list[Future[ModelAnswer]]] = _Line(max(1, ahead // group))
+    asked: _Line[PendingAnswers] = _Line(max(1, ahead // group))
 
-    def ask() -> Iterator[list[Future[ModelAnswer]]]:
+    def ask() -> Iterator[PendingAnswers]:
         for futures in prepared.groups(1):
             ready = futures[0].result()
             if ready.items:
@@ -108,8 +109,7 @@ def answers_in_order(
     asked.fill(ask())
     try:
         for several in asked.groups(1):
-            for future in several[0]:
-                yield future.result()
+            yield from several[0]
     finally:
         for line in (read, prepared, asked):
             line.close()

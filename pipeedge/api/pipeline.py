@@ -37,7 +37,8 @@ from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run.pipeline import run
 from pipeedge.serve.answers import ModelAnswer
-from pipeedge.serve.requests import EndedError, RequestQueue
+from pipeedge.serve.pending import EndedError
+from pipeedge.serve.requests import RequestQueue
 from pipeedge.serve.service import Service
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Pipeline:
         """
         service = self._opened(self._service)
         item = service.preparation.item(value)
-        return service.queue.submit([item], timeout_s=timeout_s, block=True)[0]
+        return service.queue.submit([item], timeout_s=timeout_s, block=True).future()
 
     @overload
     def __call__(self, inputs: Input) -> ModelAnswer: ...  # type: ignore[overload-overlap]

@@ -3,6 +3,7 @@
 batching     items that wait -> microbatches
 preparing    sentences, images and arrays -> items
 answers      outputs of the model -> classes with names and scores, vectors
+pending      answers that are awaited
 flights      items on their way to an answer, and microbatches of them
 requests     the queue of requests, which is both source and sink
 service      a model with all of these, for Python and for HTTP

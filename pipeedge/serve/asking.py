@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -15,6 +15,7 @@ from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError
 from pipeedge.serve.service import Service
@@ -67,16 +68,15 @@ class Asker:
         if not items:
             raise InputError("the request has no inputs")
         timeout_s = self._deadline(request)
-        futures = self.service.queue.submit(items, timeout_s=timeout_s)
+        answers = self.service.queue.submit(items, timeout_s=timeout_s)
         try:
-            await self._wait(request, futures, timeout_s)
+            await self._wait(request, answers, timeout_s)
         finally:
-            for future in futures:
-                future.cancel()
-        return [future.result() for future in futures]
+            answers.cancel()
+        return list(answers)
 
-    async def _wait(self, request: Request, futures: Sequence[Future[ModelAnswer]], timeout_s: float) -> None:
-        """Wait until all ``futures`` are done.
+    async def _wait(self, request: Request, answers: PendingAnswers, timeout_s: float) -> None:
+        """Wait until all ``answers`` are there.
 
         Raises:
             ExpiredError: That took too long.
@@ -90,13 +90,17 @@ class Asker:
             if not woken.done():
                 woken.set_result(None)
 
+        def wake_loop() -> None:
+            with suppress(RuntimeError):  # the server has ended, and with it the loop
+                loop.call_soon_threadsafe(wake)
+
         left = asyncio.ensure_future(_disconnected(request))
         left.add_done_callback(wake)
-        _when_all_done(futures, lambda: loop.call_soon_threadsafe(wake))
+        answers.when_complete(wake_loop)
         try:
             with anyio.move_on_after(timeout_s):
                 await woken
-            if all(future.done() for future in futures):
+            if answers.complete:
                 return
             if left.done():
                 raise HttpError(408, "the client has left", close=True)
@@ -122,9 +126,9 @@ class Asker:
             return True
         try:
             item = await self.prepare(self.service.probe)
-            (future,) = self.service.queue.submit([item], timeout_s=_PROBE_S)
-            await self._wait(request, [future], _PROBE_S)
-            future.result()
+            probe = self.service.queue.submit([item], timeout_s=_PROBE_S)
+            await self._wait(request, probe, _PROBE_S)
+            list(probe)
         except (PipeEdgeError, HttpError):
             return False
         return True
@@ -132,22 +136,6 @@ class Asker:
     def close(self) -> None:
         """Stop the threads that prepare."""
         self._workers.shutdown(wait=False, cancel_futures=True)
-
-
-def _when_all_done(futures: Sequence[Future[ModelAnswer]], call: Callable[[], object]) -> None:
-    """Call ``call`` in the thread that gives the last answer."""
-    lock, left = threading.Lock(), len(futures)
-
-    def one_done(_: object) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = not left
-        if is_last:
-            call()
-
-    for future in futures:
-        future.add_done_callback(one_done)
 
 
 async def _disconnected(request: Request) -> None:

@@ -138,6 +138,10 @@ class Batcher:
 
     def _choose(self) -> set[int]:
         """Return the numbers of the next microbatch's items."""
+        if len(self._alike) == 1:  # as images are, and without a choice: nobody passes anybody
+            (tokens,) = self._alike
+            most = min(self._limits.max_items, self._limits.max_tokens // tokens)
+            return set(islice(self._waiting, max(1, most)))
         oldest, *urgent = self._urgent()
         load, chosen = _Load(self._limits, oldest.tokens), {oldest.number}
         for item in urgent:

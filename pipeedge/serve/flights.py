@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,9 +14,9 @@ import torch
 
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group
-from pipeedge.serve.answers import ModelAnswer
+from pipeedge.serve.pending import Found, PendingAnswers
 
-__all__ = ["Counts", "Entry", "Flight", "QueueState", "outputs_of_items"]
+__all__ = ["Counts", "Entry", "Flight", "QueueState", "claim", "deliver", "outputs_of_items"]
 
 _LONGEST_RETRY_S = 60
 _SMOOTHING = 0.2
@@ -24,18 +24,37 @@ _SMOOTHING = 0.2
 
 
 class Entry(NamedTuple):
-    """An item, and its future answer."""
+    """An item, and where its answer goes."""
 
     item: Item
-    future: Future[ModelAnswer]
+    answers: PendingAnswers
+    place: int
+    """Place of its answer among them."""
     tokens: int
     """Number of its tokens; 1 for an image."""
 
     @classmethod
-    def of(cls, item: Item) -> Entry:
+    def of(cls, item: Item, answers: PendingAnswers, place: int) -> Entry:
         """Return the entry of an item that begins to wait."""
         first = item.tensors[0]
-        return cls(item, Future(), len(first) if first.dim() == 1 else 1)
+        return cls(item, answers, place, len(first) if first.dim() == 1 else 1)
+
+
+def claim(entries: Sequence[Entry]) -> list[int]:
+    """Return the places of those entries that somebody still waits for; they are about to be answered."""
+    wanted = [place for place, entry in enumerate(entries) if entry.answers.unclaimed]
+    for place in wanted:
+        entries[place].answers.unclaimed -= 1
+    return wanted
+
+
+def deliver(answered: Iterable[tuple[Entry, Found]]) -> None:
+    """Bring answers to those who wait, who are woken once for all that they get."""
+    together: dict[PendingAnswers, list[tuple[int, Found]]] = {}
+    for entry, found in answered:
+        together.setdefault(entry.answers, []).append((entry.place, found))
+    for answers, some in together.items():
+        answers.put(some)
 
 
 @dataclass(frozen=True)
@@ -57,10 +76,6 @@ class Flight:
     def numbers(self) -> tuple[int, ...]:
         """Positions of its items among all items that were fed."""
         return tuple(range(self.first, self.first + len(self.entries)))
-
-    def claim(self) -> list[int]:
-        """Return the rows that somebody still waits for; from now on, they cannot be cancelled."""
-        return [row for row, entry in enumerate(self.entries) if entry.future.set_running_or_notify_cancel()]
 
 
 def outputs_of_items(

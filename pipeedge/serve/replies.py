@@ -9,7 +9,8 @@ import msgspec
 from starlette.responses import Response
 
 from pipeedge.base.errors import InputError, PipeEdgeError, one_line
-from pipeedge.serve.requests import EndedError, ExpiredError, QueueFullError
+from pipeedge.serve.pending import EndedError
+from pipeedge.serve.requests import ExpiredError, QueueFullError
 
 __all__ = ["HttpError", "error_reply", "json_reply", "status_of_error"]
 

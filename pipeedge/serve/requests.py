@@ -1,8 +1,8 @@
 """The queue of requests: a source of items without an end, and the sink of their results.
 
     submit ──> waiting ──wait, when there is room──> under way ──feed──> pipeline
-       └─ Future                                         └────── write <── collect
-             <──────────────────── answer ─────────────────────┘
+       └─ PendingAnswers                                 └────── write <── collect
+             <──────────────────── answers ────────────────────┘
 
 Any thread submits. The feeding thread takes microbatches, as long as not too many are under way; so what
 waits can still change its company, or be cancelled. The collecting thread writes their results. Items under
@@ -15,27 +15,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from pipeedge.base.crew import Closed, Crew
-from pipeedge.base.errors import InputError, PeerError, PipeEdgeError, RequestError, one_line
+from pipeedge.base.errors import InputError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
-from pipeedge.serve.flights import Counts, Entry, Flight, QueueState, outputs_of_items
+from pipeedge.serve.flights import (
+    Counts,
+    Entry,
+    Flight,
+    QueueState,
+    claim,
+    deliver,
+    outputs_of_items,
+)
+from pipeedge.serve.pending import EndedError, PendingAnswers
 
 __all__ = [
-    "EndedError",
     "ExpiredError",
     "QueueFullError",
     "RequestQueue",
@@ -54,10 +59,6 @@ class QueueFullError(RequestError):
 
 class ExpiredError(RequestError):
     """The deadline of an item was over before it was computed."""
-
-
-class EndedError(PeerError):
-    """The pipeline has ended, or is about to end, and takes no further items."""
 
 
 class RequestQueue:
@@ -95,13 +96,17 @@ class RequestQueue:
         self._work = threading.Condition(self._lock)
         """Notified when the feeding thread may go on."""
         self._room = threading.Condition(self._lock)
-        """Notified when items have left the queue."""
+        """Notified when there is room for the items that somebody wants to add."""
+        self._room_wanted: list[int] = []
+        """Number of items for each thread that waits for room."""
         self._batcher = Batcher(limits)
         self._entries: dict[int, Entry] = {}
         self._in_flight: deque[Flight] = deque()
         self._replay: deque[Flight] = deque()
         self._tickets = 0
         self._fed = 0
+        self._widest = 0
+        """Largest number of microbatches under way with which a thread still feeds another."""
         self._counts = Counts()
         self._draining = False
         self._error: PipeEdgeError | None = None
@@ -110,8 +115,8 @@ class RequestQueue:
 
     def submit(
         self, items: Sequence[Item], *, timeout_s: float | None = None, block: bool = False
-    ) -> list[Future[ModelAnswer]]:
-        """Add ``items``, all or none, and return the future answer of each.
+    ) -> PendingAnswers:
+        """Add ``items``, all or none, and return their answers, which are still to come.
 
         Args:
             items: Items that fit the model.
@@ -125,10 +130,11 @@ class RequestQueue:
         """
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         self.check_count(len(items))
-        entries = list(map(Entry.of, items))
+        answers = PendingAnswers(len(items), self._class_names, self._withdraw)
+        entries = [Entry.of(item, answers, place) for place, item in enumerate(items)]
         with self._lock:
             if block:
-                self._room.wait_for(lambda: self._ended() or self._batcher.room >= len(items))
+                self._wait_for_room(len(items))
             if self._error is not None:
                 raise self._error
             if self._draining:
@@ -148,10 +154,18 @@ class RequestQueue:
                 )
             self._tickets += len(items)
             self._entries.update(zip(tickets, entries, strict=True))
-            self._work.notify_all()
-        for ticket, entry in zip(tickets, entries, strict=True):
-            entry.future.add_done_callback(partial(self._cancelled, ticket))
-        return [entry.future for entry in entries]
+            if len(self._in_flight) < self._widest:
+                self._work.notify_all()
+        return answers
+
+    def _wait_for_room(self, items: int) -> None:
+        if self._ended() or self._batcher.room >= items:
+            return
+        self._room_wanted.append(items)
+        try:
+            self._room.wait_for(lambda: self._ended() or self._batcher.room >= items)
+        finally:
+            self._room_wanted.remove(items)
 
     def check_count(self, items: int) -> None:
         """Refuse a request with more items than may ever wait.
@@ -217,22 +231,22 @@ class RequestQueue:
         self._entries.clear()
         return dropped
 
-    def _cancelled(self, ticket: int, future: Future[ModelAnswer]) -> None:
-        """Let an item leave the queue whose future was cancelled; one under way is computed in vain."""
-        if not future.cancelled():
-            return
+    def _withdraw(self, answers: PendingAnswers) -> None:
+        """Let the items leave the queue whose answers nobody wants; those under way are computed in vain."""
         with self._lock:
-            self._counts.failed += 1
-            self._batcher.cancel([ticket])
-            self._entries.pop(ticket, None)
+            tickets = [ticket for ticket, entry in self._entries.items() if entry.answers is answers]
+            for ticket in tickets:
+                del self._entries[ticket]
+            self._batcher.cancel(tickets)
+            self._counts.failed += answers.unclaimed
+            answers.unclaimed = 0
             self._notify_all()
 
     def _reject(self, entries: Sequence[Entry], error: PipeEdgeError) -> None:
-        for entry in entries:
-            if entry.future.set_running_or_notify_cancel():
-                entry.future.set_exception(error)
-                with self._lock:
-                    self._counts.failed += 1
+        with self._lock:
+            wanted = claim(entries)
+            self._counts.failed += len(wanted)
+        deliver((entries[place], error) for place in wanted)
 
     # -- the feeding thread --------------------------------------------------------------------------
 
@@ -259,7 +273,9 @@ class RequestQueue:
         with self._lock:
             again = (each for each in self._in_flight if position is None or each.first >= position)
             self._replay = deque(again)
-        return RequestStream(self, window=2 * stages + 1)
+            window = 2 * stages + 1
+            self._widest = max(self._widest, window)
+        return RequestStream(self, window)
 
     def wait_for_room(self, window: int, is_closed: Callable[[], bool]) -> None:
         """Wait until fewer than ``window`` microbatches are under way, or some are to be fed again.
@@ -316,7 +332,8 @@ class RequestQueue:
         flight = Flight(self._fed, tuple(map(self._entries.pop, tickets)), self._clock())
         self._fed += len(tickets)
         self._in_flight.append(flight)
-        self._room.notify_all()
+        if self._room_wanted and self._batcher.room >= min(self._room_wanted):
+            self._room.notify_all()
         return flight
 
     # -- the collecting thread -----------------------------------------------------------------------
@@ -342,19 +359,16 @@ class RequestQueue:
             if flight is None or flight.numbers != microbatch.numbers:
                 raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
             self._in_flight.popleft()
-            wanted = flight.claim()
+            wanted = claim(flight.entries)
             good = sum(found[row] is not None for row in wanted)
             self._counts.landed(flight, self._clock())
             self._counts.answered += good
             self._counts.failed += len(wanted) - good
             self._work.notify_all()
-        for row in wanted:
-            entry, own = flight.entries[row], found[row]
-            if own is not None:
-                entry.future.set_result(ModelAnswer(own, self._class_names))
-            else:
-                line = f"{entry.item.source}: the model produced NaN or infinity: check its weights"
-                entry.future.set_exception(PipeEdgeError(line))
+        deliver(
+            (entry, _not_finite(entry.item) if own is None else own)
+            for entry, own in ((flight.entries[row], found[row]) for row in wanted)
+        )
 
     def __exit__(
         self,
@@ -411,3 +425,7 @@ class RequestStream:
         """Wake the thread that waits."""
         self._closed = True
         self._queue.wake()
+
+
+def _not_finite(item: Item) -> PipeEdgeError:
+    return PipeEdgeError(f"{item.source}: the model produced NaN or infinity: check its weights")

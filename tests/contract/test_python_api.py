@@ -22,7 +22,7 @@ from pipeedge.base.errors import InputError, ModelError, RequestError, ScheduleE
 from pipeedge.data import DataEnds
 from pipeedge.data.defaults import default_digits
 from pipeedge.serve import answers
-from pipeedge.serve.requests import EndedError
+from pipeedge.serve.pending import EndedError
 
 DIGITS = default_digits()
 PICTURES = [(item.tensors[0][0] * 15).numpy() for item in DIGITS.items]

@@ -189,12 +189,12 @@ def _expired(patch: Patch) -> str:
     clock = Clock()
     queue = RequestQueue(BatchLimits(1, 1, 4), clock=clock)
     served = service()
-    (future,) = queue.submit([item(served)], timeout_s=1)
+    pending = queue.submit([item(served)], timeout_s=1)
     clock.now = 2
     queue.drain()
     stream = queue.stream(1)
     stream.wait()
-    return refused(future.result)
+    return refused(lambda: pending[0])
 
 
 @says("the pipeline is ending and takes no further items")
@@ -207,10 +207,10 @@ def _ending(patch: Patch) -> str:
 @says("input: the model produced NaN or infinity: check its weights")
 def _not_finite(patch: Patch) -> str:
     served = service()
-    (future,) = served.queue.submit([item(served)])
+    pending = served.queue.submit([item(served)])
     served.queue.stream(8).wait()
     served.queue.write(0, torch.full((1, 10), torch.nan), Microbatch((), (None,), ("input",), (0,)))
-    return refused(future.result)
+    return refused(lambda: pending[0])
 
 
 # --- from Python ------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ def _no_room(patch: Patch) -> str:
 @says("the pipeline was closed before the item was computed")
 def _closed(patch: Patch) -> str:
     served = service()
-    (future,) = served.queue.submit([item(served)])
+    pending = served.queue.submit([item(served)])
     served.queue.abandon()
-    return refused(future.result)
+    return refused(lambda: pending[0])
 
 
 @says("input: int; vit-digits takes images")

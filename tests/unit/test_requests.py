@@ -6,6 +6,7 @@ import math
 import threading
 from concurrent.futures import CancelledError
 
+import numpy as np
 import pytest
 import torch
 from clock import Clock
@@ -18,7 +19,8 @@ from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group
 from pipeedge.serve.batching import BatchLimits
-from pipeedge.serve.requests import EndedError, ExpiredError, QueueFullError, RequestQueue
+from pipeedge.serve.pending import EndedError, PendingAnswers
+from pipeedge.serve.requests import ExpiredError, QueueFullError, RequestQueue
 
 
 def item(value: float, tokens: int = 1) -> Item:
@@ -49,9 +51,9 @@ def take(queue: RequestQueue, stages: int = 4) -> Group:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_every_item_gets_its_own_answer(sizes: list[int]) -> None:
-    queue, futures = make_queue(max_waiting=100), []
+    queue, pending = make_queue(max_waiting=100), []
     for request, size in enumerate(sizes):
-        futures.append(queue.submit([item(10 * request + place) for place in range(size)]))
+        pending.append(queue.submit([item(10 * request + place) for place in range(size)]))
     queue.drain()
     stream, groups = queue.stream(3, stages=99), []
     stream.wait()
@@ -60,7 +62,8 @@ def test_every_item_gets_its_own_answer(sizes: list[int]) -> None:
         stream.wait()
     for group in groups:
         answer(queue, group)
-    found = [[future.result().outputs.tolist() for future in each] for each in futures]
+    assert all(each.complete for each in pending)
+    found = [[answer.outputs.tolist() for answer in each] for each in pending]
     assert found == [[[10 * request + place] for place in range(size)] for request, size in enumerate(sizes)]
     state = queue.state()
     assert (state.waiting, state.under_way, state.answered) == (0, 0, sum(sizes))
@@ -74,7 +77,7 @@ def numbers(group: Group | None) -> list[int]:
 
 def test_a_source_that_is_read_again_repeats_what_has_no_result() -> None:
     queue = make_queue()
-    futures = queue.submit([item(value) for value in range(8)])
+    pending = queue.submit([item(value) for value in range(8)])
     groups = []
     for position, expected in (
         (None, [[0, 1, 2], [3, 4, 5]]),
@@ -91,7 +94,7 @@ def test_a_source_that_is_read_again_repeats_what_has_no_result() -> None:
             answer(queue, groups[0])
     for group in groups:
         answer(queue, group)
-    assert [future.result().outputs[0] for future in futures] == list(range(8))
+    assert [answer.outputs[0] for answer in pending] == list(range(8))
 
 
 def test_no_more_microbatches_leave_than_the_stages_need() -> None:
@@ -132,7 +135,7 @@ def test_a_full_queue_refuses_or_waits() -> None:
     assert refused.value.retry_after_s == 60  # at most
     assert queue.state().refused == 2
     late: list[object] = []
-    thread = threading.Thread(target=lambda: late.extend(queue.submit([item(9)], block=True)))
+    thread = threading.Thread(target=lambda: late.append(queue.submit([item(9)], block=True)))
     thread.start()
     take(queue)
     thread.join(LIMIT_S)
@@ -142,57 +145,82 @@ def test_a_full_queue_refuses_or_waits() -> None:
 def test_what_is_cancelled_or_late_is_not_computed() -> None:
     clock = Clock(5.0)
     queue = make_queue(clock)
-    kept, cancelled = queue.submit([item(1), item(2)])
-    (late,) = queue.submit([item(3)], timeout_s=7)
+    kept, cancelled = queue.submit([item(1)]), queue.submit([item(2)]).future()
+    late = queue.submit([item(3)], timeout_s=7)
     assert cancelled.cancel()
     clock.now += 7
     group = take(queue)
     assert [one.source for _, one in group.numbered] == ["item 1"]
     with pytest.raises(ExpiredError, match="deadline"):
-        late.result()
+        late.future().result()
     answer(queue, group)
-    assert kept.result().outputs.tolist() == [1]
+    assert kept[0].outputs.tolist() == [1]
     assert queue.state().failed == 2
     # One that is cancelled under way does not harm the others of its microbatch.
-    under_way = queue.submit([item(4), item(5)])
+    given_up, future, wanted = (queue.submit([item(value)]) for value in (4, 5, 6))
+    cancelled = future.future()
     group = take(queue)
-    assert under_way[0].cancel()
+    given_up.cancel()
+    assert cancelled.cancel()
     answer(queue, group)
     with pytest.raises(CancelledError):
-        under_way[0].result()
-    assert under_way[1].result().outputs.tolist() == [5]
+        cancelled.result()
+    with pytest.raises(EndedError, match="given up"):
+        given_up[0]
+    assert wanted[0].outputs.tolist() == [6]
+    assert queue.state().failed == 4
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(1, 3), min_size=6, max_size=6))
+def test_answers_come_in_their_order_whatever_comes_first(places: list[int], sizes: list[int]) -> None:
+    pending, heard, found = PendingAnswers(len(places)), list[bool](), list[float]()
+    pending.when_complete(lambda: heard.append(pending.complete))
+    waiting = threading.Thread(target=lambda: found.extend(float(answer.outputs[0]) for answer in pending))
+    waiting.start()
+    for size in sizes:
+        some, places = places[:size], places[size:]
+        assert pending.complete == (not some)
+        pending.put([(place, np.float32([place])) for place in some])
+    waiting.join(LIMIT_S)
+    assert (heard, found) == ([True], list(range(6)))
+    pending.put([(0, EndedError("too late"))])
+    pending.cancel()
+    pending.when_complete(lambda: heard.append(pending[0].outputs[0] == 0))
+    assert heard == [True, True]
 
 
 def test_an_item_whose_outputs_are_no_numbers_fails_alone() -> None:
     queue = make_queue()
-    futures = queue.submit([item(1), item(2)])
+    pending = queue.submit([item(1), item(2)])
     answer(queue, take(queue), outputs=torch.tensor([[math.nan, 1], [0, 1]]))
     with pytest.raises(PipeEdgeError, match="item 1: the model produced NaN or infinity"):
-        futures[0].result()
-    assert futures[1].result().best.label == "b"
+        pending[0]
+    assert pending[1].best.label == "b"
     assert (queue.state().answered, queue.state().failed) == (1, 1)
 
 
 def test_outputs_of_tokens_come_without_padding() -> None:
     queue = make_queue()
-    short, long = queue.submit([item(1, tokens=2), item(2, tokens=4)])
+    pending = queue.submit([item(1, tokens=2), item(2, tokens=4)])
     answer(queue, take(queue), outputs=torch.arange(16.0).view(2, 4, 2))
-    assert short.result().outputs.tolist() == [[0, 1], [2, 3]]
-    assert long.result().outputs.shape == (4, 2)
-    assert [token.label for token in short.result().tokens] == ["b", "b"]
+    short, long = pending
+    assert short.outputs.tolist() == [[0, 1], [2, 3]]
+    assert long.outputs.shape == (4, 2)
+    assert [token.label for token in short.tokens] == ["b", "b"]
     state = queue.state()
     assert (state.tokens, state.padded_tokens) == (6, 8)
 
 
 def test_a_failure_is_the_answer_to_everything() -> None:
     queue = make_queue()
-    futures = queue.submit([item(value) for value in range(5)])
+    pending = queue.submit([item(value) for value in range(5)])
     take(queue)
     assert queue.__enter__().started.is_set()
     queue.__exit__(PeerFailedError, PeerFailedError("rank 1 failed: it is out of memory"), None)
-    for future in futures:
+    assert pending.complete
+    for place in range(5):
         with pytest.raises(PeerFailedError, match="rank 1 failed"):
-            future.result(0)
+            pending[place]
     with pytest.raises(PeerFailedError, match="rank 1 failed"):
         queue.submit([item(1)])
 
@@ -200,7 +228,7 @@ def test_a_failure_is_the_answer_to_everything() -> None:
 @pytest.mark.parametrize("abandon", [False, True])
 def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
     queue = make_queue()
-    futures = queue.submit([item(value) for value in range(5)])
+    pending = queue.submit([item(value) for value in range(5)])
     with queue:
         stream = queue.stream(3, stages=4)
         stream.wait()
@@ -215,17 +243,17 @@ def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
         stream.wait()
         second = stream.take()
         answer(queue, first)
-        assert [future.result().outputs[0] for future in futures[:3]] == [0, 1, 2]
+        assert [pending[place].outputs[0] for place in range(3)] == [0, 1, 2]
         if abandon:
             assert second is None
             with pytest.raises(EndedError):
-                futures[3].result(0)
+                pending[3]
         else:
             assert second is not None
             answer(queue, second)
             stream.wait()
             assert stream.take() is None
-            assert futures[4].result().outputs.tolist() == [4]
+            assert pending[4].outputs.tolist() == [4]
 
 
 def test_a_closed_stream_wakes_its_thread() -> None:
