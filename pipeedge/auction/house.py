@@ -39,7 +39,7 @@ _SILENCE_AFTER_DEADLINE_S = 10.0
 
 @dataclass(frozen=True)
 class Auctioneer:
-    """What rank 0 does besides bidding."""
+    """The auctioneer on rank 0, which bids besides."""
 
     call: Call
     sale: Sale

@@ -48,7 +48,7 @@ class TensorSpec:
 
     @property
     def named(self) -> TensorShape:
-        """The same with the name of the number type."""
+        """Shape of a tensor with the name of its number type."""
         return TensorShape(self.shape, str(self.dtype).removeprefix("torch."))
 
     @classmethod

@@ -33,7 +33,7 @@ _KEPT = 1000
 
 
 class FixedBits:
-    """The same bits for every microbatch."""
+    """A fixed number of bits for every microbatch."""
 
     def __init__(self, bits: int) -> None:
         self.latest = bits
@@ -47,7 +47,7 @@ class FixedBits:
 
 @dataclass(frozen=True)
 class LinkContext:
-    """What the choice of bits needs beyond its own link."""
+    """Facts beyond its own link that the choice of bits needs."""
 
     slowest_s: Callable[[], float]
     """Returns the seconds that the slowest stage spends on a microbatch, or 0 if not known."""

@@ -27,7 +27,7 @@ _Announcement = TypeVar("_Announcement", contravariant=True)
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """What the hub knows of a run at one moment."""
+    """Snapshot of what the hub knows of a run."""
 
     epoch: int
     """Number of the epoch that runs; 0 in a run with one plan."""

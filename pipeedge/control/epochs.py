@@ -83,7 +83,7 @@ class EpochStep(enum.Enum):
     DROPPING = "dropping"
     """An epoch runs, and the participants stop to prepare another one."""
     SWITCHING = "switching"
-    """What an epoch was fed passes, and another one gets what follows."""
+    """An epoch drains, and another one is fed."""
     STOPPING = "stopping"
     """The participants that are left stop all that is active."""
     COMPLETE = "complete"

@@ -1,4 +1,4 @@
-"""What a program supplies to a session: readers of its messages, its decisions, and deadlines."""
+"""Values that a program supplies to a session: readers of its messages, its decisions, and deadlines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Remaining(Generic[_Facts]):
 
 @dataclass(frozen=True)
 class GoingOn(Generic[_Facts, _Plan]):
-    """What rank 0 decides in a session that goes on after failures, in a thread of its own."""
+    """Decisions of rank 0 in a session that goes on after failures, made in a thread of its own."""
 
     plan: Callable[[Remaining[_Facts]], Announcement[_Plan] | Refusal]
     review: Callable[[int, _Facts], str | None]

@@ -32,7 +32,7 @@ _PARTING_S = 2.0
 _MAX_UNKNOWN = 16
 """Largest number of connections without a rank in a run without a key. A further one replaces another."""
 _MAX_STRANGERS = 256
-"""The same in a run with a key, where each is closed soon."""
+"""Largest number of them in a run with a key, where each is closed soon."""
 _PROOF_S = 5.0
 """Seconds within which a peer must prove that it has the key, and read why it is refused."""
 _STRANGERS_AT_ONCE = 16

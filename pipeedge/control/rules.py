@@ -210,7 +210,7 @@ class HubState:
         **dict.fromkeys((EpochReady, Declined, Passed, Stopped, LinkLost, Complete), _take_epoch),
         **dict.fromkeys((Record, Done), _take_result),
     }
-    """The same for a run that goes on after failures; ``Epochs`` knows what it may say about epochs when."""
+    """Messages that a rank may send in a run that goes on after failures; ``Epochs`` checks its own."""
 
     def closed(
         self, connection: int, now: float, why: str = "", *, left: str = ""

@@ -40,7 +40,7 @@ class WireEnd(Protocol):
     established: bool
     """Whether the peer is known to be a member, as far as can be known."""
     failure: str
-    """What the peer is or does instead, to follow its name in a sentence; empty if all is well."""
+    """Predicate for a peer that is no member, to follow its name in a sentence; empty if all is well."""
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes from the network; return those of messages that they hold."""

@@ -50,7 +50,7 @@ class GroupStream(Protocol):
 
     @property
     def fetching(self) -> ThreadState:
-        """What the feeding thread does while it has no microbatch: it reads items, or waits for them."""
+        """Activity of the feeding thread without a microbatch: it reads items, or waits for them."""
 
     def wait_for_room(self) -> None:
         """Wait as long as the source wants nothing more to be under way.
@@ -213,7 +213,7 @@ class DataSetStream:
 
     @property
     def fetching(self) -> ThreadState:
-        """What the feeding thread does while it has no microbatch."""
+        """Activity of the feeding thread without a microbatch."""
         return ThreadState.READ if self._reading is None else ThreadState.WAIT_INPUT
 
     def start(self, crew: Crew) -> None:

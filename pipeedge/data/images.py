@@ -153,7 +153,7 @@ class DirectoryTransform:
     table: PixelTable | None = None
     """Values that the bytes stand for, if scaling and normalising a value depend on that value alone."""
     sizes: ImageSizes | None = None
-    """What gives the same bytes in a fraction of the time, if there is such a thing."""
+    """Faster resampling that gives equal bytes, if there is one."""
 
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32.

@@ -93,7 +93,7 @@ class MemoryItems:
 
 @dataclass(frozen=True)
 class RepeatedItems:
-    """The same items repeated, ``count`` in total."""
+    """Items of another data set, repeated up to ``count``."""
 
     items: Items
     count: int

@@ -1,4 +1,4 @@
-"""What a sentence-transformers directory says of sentences before they are tokenised."""
+"""Rules of a sentence-transformers directory for sentences before they are tokenised."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _read_rows = reader(Rows)
 
 @dataclass(frozen=True)
 class Found:
-    """What an earlier run has left, locked until ``close``.
+    """Results that an earlier run has left, locked until ``close``.
 
     The last record is computed again, so that there is always something to run.
     """

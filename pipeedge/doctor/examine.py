@@ -65,7 +65,7 @@ class _Facts(Struct, frozen=True):
 
 
 class _ExaminationPlan(Struct, frozen=True):
-    """What rank 0 found, and what is to be measured."""
+    """Findings of rank 0, and the links to be measured."""
 
     findings: tuple[Finding, ...]
     links: LinkRound | None

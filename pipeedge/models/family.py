@@ -1,4 +1,4 @@
-"""What a family of models consists of; each module of ``families`` defines one or two.
+"""Parts of a family of models; each module of ``families`` defines one or two families.
 
 A family says what it has, so that nothing else asks for it by name:
 
@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelClass:
-    """What one class of transformers adds to the encoder."""
+    """Part that one class of transformers adds to the encoder."""
 
     head: HeadKind
     pooler: bool = False

@@ -142,7 +142,7 @@ class IntProduct:
 
 
 class FloatProduct:
-    """The same sum computed in float32, with rounding once sums are large."""
+    """A sum of products computed in float32, with rounding once sums are large."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the weights unchanged."""

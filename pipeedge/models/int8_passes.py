@@ -1,4 +1,4 @@
-"""What precedes and follows the integer product of a linear layer with 8-bit weights.
+"""Passes before and after the integer product of a linear layer with 8-bit weights.
 
     before    LayerNorm, if there is one; a scale for each row; whole numbers
     after     scales, bias, activation, residual, number type of the result
@@ -57,7 +57,7 @@ FUSED: Mapping[str, NativeActivation] = MappingProxyType(
 
 
 class Finish(NamedTuple):
-    """What follows the sums of a product."""
+    """Operations on the sums of a product."""
 
     scale: torch.Tensor
     """Scales of the weights, float32 [N]."""

@@ -124,7 +124,7 @@ class ReplanRecord(Struct, frozen=True):
     at_s: Number
     """Time at which it was found."""
     why: LongLine
-    """What had changed."""
+    """Change that led to the decision."""
     schedule: Schedule
     gain: Number
     """Predicted gain in throughput, as a fraction."""

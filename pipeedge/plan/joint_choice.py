@@ -43,7 +43,7 @@ class JointPlan:
     solution: Solution
     microbatch_size: int
     notes: tuple[str, ...]
-    """What was tried and chosen, a line each."""
+    """Lines about each attempt and the choice."""
 
 
 class Trial(Sized, Protocol):

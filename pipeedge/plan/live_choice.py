@@ -62,7 +62,7 @@ class Proposal:
     gain: float
     """Predicted gain in throughput, as a fraction."""
     why: str
-    """What has changed, for the user."""
+    """Reason for the change, for the user."""
     items_per_s: float
     """Items per second of the present plan, as measured while the conditions were what they are."""
     conditions: Conditions
@@ -71,7 +71,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """What a change has brought."""
+    """Gain that a change was predicted to bring, and the measured one."""
 
     predicted: float
     measured: float

@@ -41,7 +41,7 @@ class PlannedSchedule:
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()
     losses: tuple[HostLoss, ...] = ()
-    """What the loss of each host would cost, if that was asked for and the scheduler was."""
+    """Costs of losing each host, if they were asked for and the scheduler made the schedule."""
     microbatch_size: int | None = None
     """Number of items in a microbatch, if it was chosen with the schedule; None for that of the request."""
 

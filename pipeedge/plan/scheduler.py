@@ -140,7 +140,7 @@ class PromisedStage:
 
 @dataclass(frozen=True)
 class HostLoss:
-    """What the loss of one host would cost."""
+    """Cost of losing one host."""
 
     host: str
     why: str | None = None

@@ -133,7 +133,7 @@ class LengthProfile:
 
 @dataclass(frozen=True)
 class TransportHandling:
-    """What a transport costs a stage in addition to ``receive_s`` and ``send_s`` of its layers."""
+    """Costs of a transport for a stage, in addition to ``receive_s`` and ``send_s`` of its layers."""
 
     receive_s: float
     """Seconds to receive a microbatch, whatever its size."""
@@ -205,7 +205,7 @@ class ModelProfile:
     kernels: str | None = None
     """Name of the kernels, or None if unknown."""
     handling: Mapping[str, TransportHandling] = field(default_factory=dict)
-    """What handling costs over each transport; empty if unknown."""
+    """Costs of handling by transport; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ def elements(shapes: Shapes) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one layer takes for a microbatch, with sentences of one length or with images."""
+    """Time and memory of one layer for a microbatch, with sentences of one length or with images."""
 
     shape_in: Shapes
     """Shapes of one item of the input."""
@@ -139,7 +139,7 @@ class ProfileResults:
     collect_s: float | None = None
     """Seconds that a data rank takes to collect the results of a microbatch, or None if unknown."""
     handling: Mapping[str, TransportHandling] = field(default_factory=dict)
-    """What each transport costs a stage; empty if unknown."""
+    """Costs of each transport for a stage; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the file that this program does not know."""
 

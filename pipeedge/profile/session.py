@@ -47,7 +47,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Checked:
-    """What the check of the files found."""
+    """Result of checking the files."""
 
     old: Mapping[Path, ProfileResults]
     """Contents of the results files that exist."""

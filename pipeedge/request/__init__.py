@@ -1,1 +1,1 @@
-"""What a run is asked to do: its options, from the command line and the environment."""
+"""Options of a run, from the command line and the environment."""

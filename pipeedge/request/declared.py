@@ -73,7 +73,7 @@ class Check:
 
     holds: Callable[[Any], bool]
     requirement: str
-    """What a value must be, for the message about another one."""
+    """Description of valid values, for the message about another one."""
 
 
 def at_least(least: int) -> Check:

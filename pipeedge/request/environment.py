@@ -18,7 +18,7 @@ TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
 LAUNCHED = "PIPEEDGE_LAUNCHED"
 """Environment variable with which ``pipeedge-launch`` asks rank 0 to say ``BEGINS``."""
 BEGINS = "the run begins"
-"""What rank 0 says on standard error once there is a plan, to the launcher, which does not show it."""
+"""Line that rank 0 prints on standard error once there is a plan, for the launcher alone."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run reads and writes: input, output and metrics, as part of its request."""
+"""Files of a run: input, output and metrics, as part of its request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs ask that work from the scheduler's files, without running a model."""
+"""Requests of programs that work from the scheduler's files, without running a model."""
 
 from __future__ import annotations
 

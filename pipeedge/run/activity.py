@@ -1,4 +1,4 @@
-"""What the threads of a rank do at the moment, for its heartbeats."""
+"""Present activity of the threads of a rank, for its heartbeats."""
 
 from __future__ import annotations
 

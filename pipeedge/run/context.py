@@ -1,4 +1,4 @@
-"""What one rank has from the beginning of its run to the end, whatever the plan gives it to do."""
+"""Objects that one rank has from the beginning of its run to the end, whatever its part in the plan."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class DataPart:
 
     ends: DataEnds
     progress: DataProgress
-    """What of it is under way, and what is done."""
+    """Items of it that are under way, and those that are done."""
     stream: RunInput
     """Input as it is read."""
     feeder: Feeder

@@ -119,7 +119,7 @@ class Feeder:
 
 @dataclass(frozen=True)
 class Collection:
-    """What is done to the outputs."""
+    """Operations on the outputs."""
 
     sink: ResultSink
     counts_accuracy: bool
@@ -129,7 +129,7 @@ class Collection:
     keep_items: int = 0
     """Number of the first items whose outputs are kept in memory."""
     collected: Collected = field(default_factory=Collected)
-    """What is found out about the results."""
+    """Statistics of the results."""
     epoch: int = 0
     """Number of the plan, in a run that has several."""
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell one another before it: the facts of each, and rank 0's decisions.
+"""Messages of the ranks before a run: the facts of each, and rank 0's decisions.
 
 facts of all ranks ──disagreement?──> schedule ──> Plan ──(announced)──> every rank
 facts of who is left ───────────> schedule ──> the next plan, after a rank is lost

@@ -100,7 +100,7 @@ class _Turn:
 
 
 class _Rank:
-    """What lasts from epoch to epoch."""
+    """Objects that last from epoch to epoch."""
 
     def __init__(self, context: RankContext, session: RunSession, prepared: Prepared) -> None:
         self._context = context
@@ -276,7 +276,7 @@ class _Rank:
 
 
 class _EpochLog:
-    """What the data rank notes of each epoch, and tells the user."""
+    """Notes of the data rank about each epoch, for the report and the user."""
 
     def __init__(
         self,

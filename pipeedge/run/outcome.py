@@ -1,4 +1,4 @@
-"""What is left of a run: the record of each rank, and on the data rank the report.
+"""End of a run: the record of each rank, and on the data rank the report.
 
 A run is done when the data rank has written the results under their name. What happens to a rank after
 that is a warning, and the report goes without the figures of the ranks that did not tell them.

@@ -1,4 +1,4 @@
-"""What a rank consists of while microbatches flow.
+"""Parts of a rank while microbatches flow.
 
 Parts ─┬─ StagePart   on a rank of the schedule: the loop, its outgoing link, its bits
 ├─ DataPart    on the data rank: feeder, collector, their links and files

@@ -63,7 +63,7 @@ _IN_TIME = 0.6
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a rank finds out and opens before it hears of the others."""
+    """Everything that a rank opens and states before it hears of the others."""
 
     device: torch.device
     interface: str
@@ -73,9 +73,9 @@ class Prepared:
     data: DataEnds | None
     """Input and results of the run, on the data rank."""
     facts: dict[str, Any]
-    """What this rank was asked to do, for comparison with the others."""
+    """Options of this rank, for comparison with the others."""
     progress: DataProgress | None = None
-    """What of the input is under way and done, on the data rank."""
+    """Progress through the input, on the data rank."""
 
 
 @contextmanager

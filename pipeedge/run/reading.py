@@ -32,7 +32,7 @@ class RunInput:
 
     @property
     def fetching(self) -> ThreadState:
-        """What the feeding thread does while it has no microbatch."""
+        """Activity of the feeding thread without a microbatch."""
         return self._stream.fetching
 
     def start(self, crew: Crew) -> None:

@@ -73,7 +73,7 @@ def make_report(
 
 @dataclass(frozen=True)
 class _Recordings:
-    """What the ranks recorded of a run."""
+    """Recordings of a run by its ranks."""
 
     latest: list[Recording]
     """The last recording of each rank, with what it counted in the whole run."""

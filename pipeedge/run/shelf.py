@@ -34,7 +34,7 @@ _BESIDE = 0.25
 
 
 class Shelf:
-    """What a rank has loaded.
+    """Stages that a rank has loaded.
 
     Args:
         device: Device to compute on.

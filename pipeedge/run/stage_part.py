@@ -46,7 +46,7 @@ class LoadedStage:
     """Kernels of the linear layers."""
     compute: Stage
     plan: StagePlan
-    """What it was loaded for."""
+    """Stage of the schedule that it was loaded for."""
     shard: Shard
 
     def serves(self, stage: StagePlan) -> bool:

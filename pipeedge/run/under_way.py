@@ -1,4 +1,4 @@
-"""What the data rank knows of a run from its beginning to its end, however many plans it takes.
+"""Progress of a run on the data rank, from its beginning to its end, however many plans it takes.
 
 [feed] ──fed──> UnderWay ──entry──> [collect] ──wrote──> UnderWay       at most ``window`` under way
                                         └──came──> Collected
@@ -196,7 +196,7 @@ class UnderWay:
 
 @dataclass
 class Collected:
-    """What the collectors of a run have found out."""
+    """Statistics that the collectors of a run share."""
 
     accuracy: Accuracy = field(default_factory=Accuracy)
     not_finite: int = 0
@@ -256,9 +256,9 @@ class Collected:
 
 @dataclass(frozen=True)
 class DataProgress:
-    """What the data rank knows from the beginning of a run to its end."""
+    """Progress of a run on the data rank, from beginning to end."""
 
     under_way: UnderWay = field(default_factory=UnderWay)
     """Microbatches that are fed and not written."""
     collected: Collected = field(default_factory=Collected)
-    """What is found out about the results."""
+    """Statistics of the results."""

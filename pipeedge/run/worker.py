@@ -219,7 +219,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class StageSteps:
-    """What a stage does to each microbatch, in order."""
+    """Operations of a stage on each microbatch, in order."""
 
     compute: Callable[[Packet], Packet]
     decode: Callable[[Packet], Packet] | None = None

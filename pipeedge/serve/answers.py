@@ -32,7 +32,7 @@ class ScoredClass:
 
 @dataclass(frozen=True, eq=False)
 class ModelAnswer:
-    """What the model computed for one item.
+    """Outputs of the model for one item.
 
     >>> answer = ModelAnswer(np.float32([0.0, 2.0]), ("cat", "dog"))
     >>> answer.best.label, round(answer.best.score, 3)

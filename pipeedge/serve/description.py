@@ -57,7 +57,7 @@ class Rank(Struct):
 
 
 class FailedRequest(Struct):
-    """What is wrong with a request."""
+    """Description of the fault of a request."""
 
     error: Annotated[str, Meta(description="one sentence")]
     error_type: str
@@ -65,7 +65,7 @@ class FailedRequest(Struct):
 
 @dataclass(frozen=True)
 class _RouteNote:
-    """What is said of a route."""
+    """Description of a route."""
 
     tag: str
     summary: str

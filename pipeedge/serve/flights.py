@@ -116,12 +116,12 @@ class QueueState:
     tokens: int
     """Number of tokens of all items that were answered; an image counts as one."""
     padded_tokens: int
-    """The same with padding."""
+    """Number of tokens including padding."""
 
 
 @dataclass
 class Counts:
-    """What became of all items, and how long they take."""
+    """Counts of all items by their outcome, and the time that items take."""
 
     answered: int = 0
     failed: int = 0

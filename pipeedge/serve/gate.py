@@ -54,7 +54,7 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class GateLimits:
-    """What a request must not exceed."""
+    """Limits of a request."""
 
     max_body_bytes: int
     body_s: float

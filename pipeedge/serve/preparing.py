@@ -1,4 +1,4 @@
-"""What a user asks about, as items for the pipeline: sentences, images, and arrays of a model's inputs.
+"""Prepare inputs of a user as items for the pipeline: sentences, images, and arrays of a model's inputs.
 
     "a sentence", ("a question", "a passage") ──tokenizer──┐
     path, bytes, Pillow image, uint8 array ──image recipe──┼──> Item

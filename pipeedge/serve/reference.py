@@ -21,7 +21,7 @@ class ReferenceRow:
     kind: str
     """Its type in words."""
     text: str
-    """What it is for."""
+    """Purpose in a sentence."""
     required: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What is known of the pipeline while it answers, for the page and the metrics."""
+"""State of the pipeline while it answers, for the page and the metrics."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _KEPT_BATCHES = 20_000
 
 
 class WorkerLog(Watch):
-    """What one worker does and finds out, for its heartbeats and for the report."""
+    """Activity and figures of one worker, for its heartbeats and for the report."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.activity = Activity()

@@ -1,4 +1,4 @@
-"""What a worker of a training prepares alone: all that can be refused before it meets the others."""
+"""Prepare a worker of a training alone: all that can be refused before it meets the others."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _PRELUDE = struct.Struct("<4sHBBQQII")
 _CRC = struct.Struct("<I")
 _CRC_AT = _PRELUDE.size - _CRC.size
 _NO_CRC = bytes(_CRC.size)
-"""What stands for the checksum while it is computed."""
+"""Bytes in place of the checksum while it is computed."""
 _DESCRIPTOR = struct.Struct("<BB6xQ6Q")
 HEADER_BYTES = 576
 """Offset of the first tensor: prelude and all descriptors, rounded up to the alignment."""

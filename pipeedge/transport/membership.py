@@ -45,7 +45,7 @@ _PRIVATE_KEY = "PRIVATE KEY"
 
 @dataclass(frozen=True)
 class Membership:
-    """What this process presents to the other members, and what it accepts from them.
+    """Certificate that this process presents to the other members, and those that it accepts.
 
     Raises:
         RequestError: OpenSSL does not accept the certificates or the key.
@@ -207,7 +207,7 @@ _REASONS = {
     "TLSV1_ALERT_UNKNOWN_CA": "has another key",
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": "is another program",
 }
-"""What it means when OpenSSL fails for a reason; an alert is what the other end says."""
+"""Meaning of each reason for which OpenSSL fails; an alert is what the other end says."""
 
 
 def _read(path: Path, option: str, *, private: bool = False) -> str:

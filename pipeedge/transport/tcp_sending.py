@@ -79,7 +79,7 @@ class TcpShipment:
         self._changed = changed
         self._error: Exception | None = None
         self.rest = frame
-        """What is still to be sent."""
+        """Bytes that are still to be sent."""
         self.bytes = len(frame)
 
     def advance(self, count: int) -> bool:

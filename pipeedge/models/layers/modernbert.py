@@ -39,7 +39,7 @@ class WordEmbeddings(nn.Module):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What the attentions of a stage need besides their own queries, keys and values."""
+    """Values that the attentions of a stage share, besides their own queries, keys and values."""
 
     everywhere: Rotation
     nearby: Rotation

@@ -1,4 +1,4 @@
-"""What the layers of a family consist of; each module of ``layers`` defines those of one or two families.
+"""Parts of the layers of a family; each module of ``layers`` defines the layers of one or two families.
 
 layer 1             embeddings  ──> hidden, carried      tensors that travel beside the hidden state
 every stage         shared      ──> for each attention   recomputed from shapes and carried tensors
