@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from failover_processes import Rules
+from failover_shells import Rules
 from msgspec import Raw
 
 from pipeedge.control.announcement import Announcement

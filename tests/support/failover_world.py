@@ -2,7 +2,7 @@
 
     World(seed).run() -> Outcome        the same seed gives the same trace
 
-The world owns time, chance, the network and the disturbances; ``failover_processes`` has the shells around
+The world owns time, chance, the network and the disturbances; ``failover_shells`` tells of the shells around
 the rules, which are those of the product. Everything that happens is an event in one queue, and after each
 one the invariants are checked. The network delays messages, and keeps the order within a connection. A cut
 holds them back until it heals, in one direction or both. Copies of frames of old epochs arrive at any time.
@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from failover_processes import LAYERS, HubShell, RankShell, Rules, ViolationError
+from failover_hub_shell import HubShell
+from failover_rank_shell import RankShell
+from failover_shells import LAYERS, Rules, ViolationError
 
 from pipeedge.control.epochs import EpochStep
 from pipeedge.control.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from effort import cases
 from failover_bugs import BUGS
-from failover_processes import Rules, ViolationError
+from failover_shells import Rules, ViolationError
 from failover_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,21 +1,17 @@
-"""Messages, liveness and the rules of the hub, without sockets, on a clock that the test moves."""
+"""Rules of the hub, without sockets, on a clock that the test moves."""
 
 from __future__ import annotations
 
-import contextlib
 import random
-import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 from mutations import mutate_message, rounds
-from wire_messages import framed, plain, received
+from rank_statuses import WAITING, busy
+from wire_messages import plain, received
 
-from pipeedge.base import fields
 from pipeedge.base.errors import (
     Account,
     PeerFailedError,
@@ -26,310 +22,19 @@ from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import (
-    Limits,
     RankStatus,
-    Silent,
-    Slow,
     StageWork,
-    Stalled,
-    Stuck,
-    beat_interval_s,
-    diagnose,
 )
 from pipeedge.control.messages import (
-    FROM_HUB,
-    MAX_BYTES,
     TO_HUB,
     Beat,
-    Brief,
-    Clock,
-    ClockAnswer,
-    Complete,
-    Decoder,
-    Done,
-    Facts,
-    Failed,
     Hello,
-    Lost,
-    Malformed,
     Message,
-    Notice,
-    Pace,
-    Planned,
-    RankRecord,
-    Ready,
-    Record,
-    Start,
-    Summary,
     Verdict,
     Waiting,
-    WorkByRank,
     frame,
 )
 from pipeedge.control.rules import HubState
-
-# --- messages ---------------------------------------------------------------------------------------
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(1 - 2**63, 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-words = st.text("abcdefgh é", max_size=20)
-numbers = st.integers(0, 2**63 - 1)
-messages = (
-    st.builds(Hello, numbers, numbers, words)
-    | st.builds(Failed, words)
-    | st.builds(Record, st.text())
-    | st.builds(Clock, st.floats(-1e18, 1e18))
-    | st.builds(Facts, json_values.map(lambda value: Raw(fields.encode(value))))
-    | st.just(Ready())
-)
-
-
-@settings(max_examples=100)
-@given(st.lists(messages, max_size=3), st.randoms())
-def test_messages_come_out_whole_however_their_bytes_arrive(
-    said: list[Message], chance: random.Random
-) -> None:
-    data = b"".join(map(frame, said))
-    decoder, heard, place = Decoder(TO_HUB), [], 0
-    while place < len(data):
-        step = chance.randint(1, 9)
-        heard += decoder.feed(data[place : place + step])
-        place += step
-    assert heard == said
-
-
-def test_a_message_split_at_any_byte_is_whole_in_the_end() -> None:
-    message = Beat(RankStatus(("computing", 1.5), {1: 2}, work=StageWork(1.0, 2.0, 3.0, 8)))
-    data = frame(message)
-    for cut in range(len(data) + 1):
-        decoder = Decoder(TO_HUB)
-        first = decoder.feed(data[:cut])
-        assert first + decoder.feed(data[cut:]) == [message]
-        assert bool(first) == (cut == len(data))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Beat(RankStatus(("x", 1.0), {0: 3}, {7: 0}, frozenset({7, 2}), 0.5, StageWork(1.0, 2.0, 3.0, 8), 4)),
-        Beat(RankStatus()),
-        Clock(1.5),
-        Complete(),
-        Done(Raw(b"null")),
-        Lost(1, "x"),
-        Brief(Raw(b"{}")),
-        Planned(Raw(b"{}")),
-        Start(),
-        Pace(0.5),
-        ClockAnswer(1.5, 2.5),
-        Notice("x"),
-        Waiting("x"),
-        RankRecord(1, "x"),
-        WorkByRank({1: StageWork()}),
-        Summary({1: Raw(b"{}")}),
-        Verdict(Failure(FailureKind.FAILED, "x", 1, "rank 1", 3)),
-    ],
-    ids=lambda message: message.kind,
-)
-def test_every_message_survives_the_wire(message: Message) -> None:
-    (received,) = Decoder(TO_HUB | FROM_HUB).feed(frame(message))
-    assert received == message
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\xff\xff\xff\xff",
-        struct.pack(">I", MAX_BYTES + 1),
-        framed(b""),
-        framed(b"{"),
-        framed(b"null"),
-        framed(b"[]"),
-        framed(b'"kind"'),
-        framed(b"7"),
-        framed(b"{}"),
-        framed(b'{"kind": null}'),
-        framed(b'{"kind": ["beat"]}'),
-        framed(b'{"kind": "beat", "x": NaN}'),
-        framed(b'{"kind": "beat", "x": Infinity}'),
-        framed(b'{"kind": "beat", "x": -Infinity}'),
-        framed(b'{"kind": "\xff"}'),
-        framed(b"[" * 50000 + b"]" * 50000),
-        framed(b'{"kind": "x", "y": ' + b'{"a":' * 50000 + b"1" + b"}" * 50000 + b"}"),
-    ],
-    ids=lambda data: repr(data[:24]),
-)
-def test_anything_but_a_message_is_refused(data: bytes) -> None:
-    with pytest.raises(PeerFailedError, match="not a message of this program"):
-        Decoder(TO_HUB).feed(data)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (b'{"kind": "beat"}', "beat"),
-        (b'{"kind": "start"}', "start"),
-        (b'{"kind": "clock", "sent": 1e999}', "clock"),
-        (b'{"kind": "clock", "sent": ' + b"9" * 400 + b"}", "clock"),
-        (b'{"kind": "clock", "sent": ' + b"9" * 60000 + b"e1}", "clock"),
-        (b'{"kind": "lost", "rank": 9223372036854775808, "line": ""}', "lost"),
-        (b'{"kind": "beat", "status": {"received": {"-1": 0}}}', "beat"),
-        (b'{"kind": "beat", "status": {"work": [1, 1, 1, 65]}}', "beat"),
-        (b'{"kind": "\\u001b[2J"}', r"\x1b[2J"),
-    ],
-    ids=lambda value: repr(value[:24]),
-)
-def test_malformed_message_keeps_the_name_of_its_kind(text: bytes, kind: str) -> None:
-    assert Decoder(TO_HUB).feed(framed(text)) == [Malformed(kind)]
-
-
-def test_a_length_beyond_the_limit_is_refused_before_anything_is_kept_for_it() -> None:
-    with pytest.raises(PeerFailedError):
-        Decoder(TO_HUB, max_bytes=100).feed(struct.pack(">I", 101))
-    assert Decoder(TO_HUB, max_bytes=100).feed(struct.pack(">I", 100)) == []
-
-
-def test_messages_beyond_the_limit_are_not_written() -> None:
-    with pytest.raises(ValueError, match="allows"):
-        frame(Record("a" * MAX_BYTES))
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=64))
-def test_arbitrary_bytes_are_decoded_or_refused(data: bytes) -> None:
-    for stream in (data, framed(data)):
-        with contextlib.suppress(PeerFailedError):
-            for message in Decoder(TO_HUB).feed(stream):
-                assert isinstance(message.kind, str)
-
-
-# --- liveness ---------------------------------------------------------------------------------------
-
-LIMITS = Limits(silence_s=7, stall_s=8)
-WAITING = RankStatus()
-
-
-def busy(seconds: float, what: str = "computing microbatch 3") -> RankStatus:
-    return RankStatus(busy=(what, seconds))
-
-
-@pytest.mark.parametrize(
-    ("statuses", "silence", "stalled", "expected"),
-    [
-        pytest.param({0: WAITING, 1: WAITING}, {0: 0, 1: 0}, 0, None, id="all is well"),
-        pytest.param({0: WAITING, 1: WAITING}, {0: 7, 1: 7}, 8, None, id="not yet"),
-        pytest.param({0: WAITING, 1: WAITING}, {0: 1, 1: 7.1}, 0, Silent(1, 7.1), id="silent"),
-        pytest.param({0: busy(99), 1: busy(99)}, {0: 7.2, 1: 7.1}, 99, Silent(0, 7.2), id="more silent"),
-        pytest.param({0: WAITING, 1: WAITING}, {0: 9, 1: 9}, 0, Silent(0, 9), id="equally silent"),
-        pytest.param({0: busy(3), 1: WAITING}, {0: 0, 1: 0}, 9, None, id="at work"),
-        pytest.param(
-            {0: busy(9), 1: busy(20, "loading")},
-            {},
-            9,
-            Slow(1, "loading", 20),
-            id="long at work: the longest",
-        ),
-        pytest.param(
-            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 3}, awaiting=frozenset({0}))},
-            {},
-            9,
-            Stuck(0, 1, 3, 9),
-            id="stuck",
-        ),
-        pytest.param(
-            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({0}))},
-            {},
-            9,
-            Stuck(0, 1, 0, 9),
-            id="nothing came",
-        ),
-        pytest.param(
-            {0: RankStatus(sent={1: 1}), 1: RankStatus(awaiting=frozenset({7}))},
-            {},
-            9,
-            Stalled(9),
-            id="waiting for nobody",
-        ),
-        pytest.param(
-            {
-                0: RankStatus(sent={1: 9}, received={2: 3}, awaiting=frozenset({2})),
-                1: RankStatus(sent={2: 5}, received={0: 7}),
-                2: RankStatus(sent={0: 3}, received={1: 3}, awaiting=frozenset({1})),
-            },
-            {},
-            9,
-            Stuck(1, 2, 3, 9),
-            id="the link that is dead, not the one that is full",
-        ),
-        pytest.param(
-            {
-                0: RankStatus(sent={1: 9}, received={2: 1}, awaiting=frozenset({2})),
-                1: RankStatus(sent={2: 7}, received={0: 8}),
-                2: RankStatus(sent={0: 3}, received={1: 4}),
-            },
-            {},
-            9,
-            Stuck(2, 0, 1, 9),
-            id="the last link, behind which all others are full",
-        ),
-        pytest.param(
-            {0: RankStatus(sent={1: 4}), 1: RankStatus(received={0: 4}, awaiting=frozenset({0}))},
-            {},
-            9,
-            Stalled(9),
-            id="stalled",
-        ),
-        pytest.param(
-            {0: RankStatus(sent={1: 4}, idle=True), 1: RankStatus(received={0: 4}, awaiting=frozenset({0}))},
-            {},
-            9,
-            None,
-            id="idle",
-        ),
-        pytest.param(
-            {0: RankStatus(idle=True), 1: WAITING}, {0: 0, 1: 8}, 9, Silent(1, 8), id="idle, silent"
-        ),
-    ],
-)
-def test_diagnosis(
-    statuses: dict[int, RankStatus], silence: dict[int, float], stalled: float, expected: object
-) -> None:
-    assert diagnose(statuses, silence, stalled, LIMITS) == expected
-
-
-@given(st.floats(0.01, 1e6))
-def test_every_failure_is_reported_before_the_timeout(timeout: float) -> None:
-    limits = Limits.within(timeout)
-    # A beat may be just over when its sender falls silent, and the hub looks twice a beat.
-    delay = 1.5 * beat_interval_s(timeout)
-    assert limits.silence_s + delay < timeout
-    assert limits.stall_s + delay < timeout
-    assert limits.silence_s > 3 * beat_interval_s(timeout)
-
-
-@pytest.mark.parametrize(("outage_s", "timeout_s"), [(30.0, 60.0), (12.0, 30.0), (10.0, 20.0), (5.0, 12.0)])
-def test_a_run_survives_an_outage_as_long_as_tcp_allows(outage_s: float, timeout_s: float) -> None:
-    """TCP retransmits 0.2 s after the first loss, and doubles the pause each time."""
-    beat_s = beat_interval_s(timeout_s)
-    again_s = next(sent for k in range(20) if (sent := 0.2 * (2**k - 1)) >= outage_s)
-    limits = Limits.within(timeout_s)
-    assert again_s + 2 * beat_s < limits.silence_s < limits.stall_s
-
-
-def test_progress_counts_microbatches_and_finished_operations() -> None:
-    assert RankStatus(sent={0: 3}, received={7: 1}, awaiting=frozenset({7})).progress == 4
-    assert RankStatus(sent={0: 3}, finished=4).progress == 7
-
-
-# --- the hub's rules --------------------------------------------------------------------------------
 
 
 class Play:
