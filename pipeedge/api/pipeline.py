@@ -174,10 +174,7 @@ class Pipeline:
             queue.started.set()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Answer what was submitted, then end all ranks; after an exception, give up what waits.
 

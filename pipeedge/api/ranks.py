@@ -49,10 +49,7 @@ class LocalRanks:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end(0.0 if isinstance(error, KeyboardInterrupt) else _ENDING_S)
 

@@ -17,7 +17,7 @@ from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decode, decoding, encode, reader
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.forms import Deadlines, Forms, Refusal
+from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.member import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Session
@@ -72,14 +72,14 @@ def attend(
         RequestError: ``make_bid`` failed, or a rank made a mistake.
         PipeEdgeError: the auction has no result.
     """
-    deadlines = Deadlines(world.timeout_s, silence_s=world.timeout_s + _SILENCE_AFTER_DEADLINE_S)
+    silence_s = world.timeout_s + _SILENCE_AFTER_DEADLINE_S
+    joining = Joining(world.timeout_s, silence_s, required=frozenset({0}))
     with Session(
         world,
         _FORMS,
         Callbacks(notify=notify),
-        deadlines=deadlines,
+        joining=joining,
         host=host,
-        required=frozenset({0}),
         membership=membership,
     ) as session:
         session.open(None if auctioneer is None else auctioneer.call)
@@ -89,9 +89,9 @@ def attend(
             bid = make_bid(call)
         except RequestError as error:
             with suppress(PipeEdgeError):  # all hear why there is no auction; this rank says it as it is
-                _settle(session, _as_json(NoBid(host, one_line(error))), auctioneer, deadlines.appear_s)
+                _settle(session, _as_json(NoBid(host, one_line(error))), auctioneer, joining.appear_s)
             raise
-        sold = _settle(session, _as_json(bid.offer()), auctioneer, deadlines.appear_s)
+        sold = _settle(session, _as_json(bid.offer()), auctioneer, joining.appear_s)
         with decoding("the result of rank 0"):
             sold.ranks.index(world.rank)
         return sold

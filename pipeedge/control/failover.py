@@ -149,7 +149,7 @@ class Failover:
         if self.complete:
             return self.welcome(hello.rank, connection)
         self._claims[connection] = (hello, [])
-        return self._settled(self.epochs.joined(hello.rank, connection))
+        return self._forget_refused(self.epochs.joined(hello.rank, connection))
 
     def claims(self, connection: int) -> bool:
         """Return whether a process waits for word of the rank that has its number."""
@@ -167,7 +167,7 @@ class Failover:
 
     def heard(self, connection: int) -> _Outgoing:
         """Note that a member lives, whatever it said."""
-        return self._settled(self.epochs.heard(connection))
+        return self._forget_refused(self.epochs.heard(connection))
 
     def agrees(self, connection: int) -> _Outgoing:
         """Take a process, whose facts agree with those of the others, for a spare."""
@@ -203,7 +203,7 @@ class Failover:
             elif failure.kind is not FailureKind.REFUSED:
                 outgoing += self._roster.to_all(Notice(f"{failure.line}; it had no part in the pipeline"))
             self._seat_claimant(rank, now)
-        return self._followed(outgoing, now)
+        return self._update(outgoing, now)
 
     def failed(self, rank: int, failed: Failed, failure: Failure, now: float) -> _Outgoing:
         """Go on without a rank that reports its own failure, unless the same would befall the next one."""
@@ -228,7 +228,7 @@ class Failover:
         self._plan, self._losses, self._faults, self._lost = announcement.plan, [], [], []
         self._roster.participants = announcement.participants
         self._roster.names = announcement.names
-        return self._followed(outgoing, now)
+        return self._update(outgoing, now)
 
     def change(self, since: RunSnapshot, announcement: Announcement[Raw], now: float) -> _Outgoing:
         """Prepare a better plan beside the one that runs, unless the run has changed; see ``outcome``."""
@@ -242,7 +242,7 @@ class Failover:
             return []
         (epoch,) = {message.epoch for _, message in outgoing if isinstance(message, Prepare)}
         self.outcome, self._change = None, _Change(epoch, announcement, now)
-        return self._followed(outgoing, now)
+        return self._update(outgoing, now)
 
     def unplanned(self, members: Members, failure: Failure) -> _Outgoing:
         """End the run because no plan fits ``members``, unless they have changed."""
@@ -261,17 +261,17 @@ class Failover:
         stops = step is not EpochStep.STOPPING and self.epochs.step is EpochStep.STOPPING
         if stops and isinstance(message, LinkLost):
             self._faults.append(f"{self._roster.name(rank)}: {message.line}")
-        return self._followed(outgoing, now)
+        return self._update(outgoing, now)
 
     def link_lost(self, rank: int, peer: int, line: str, now: float) -> _Outgoing:
         """Stop the epoch because of a link that carries nothing."""
         self._faults.append(line)
-        return self._followed(self.epochs.link_lost(rank, peer, line), now)
+        return self._update(self.epochs.link_lost(rank, peer, line), now)
 
     def stalled(self, failure: Failure, now: float) -> _Outgoing:
         """Stop the epoch because nothing moves."""
         self._faults.append(failure.line)
-        return self._followed(self.epochs.stalled(failure), now)
+        return self._update(self.epochs.stalled(failure), now)
 
     def tick(self, now: float) -> _Outgoing:
         """Do without the members that do not stop their part of an epoch in time."""
@@ -287,7 +287,7 @@ class Failover:
 
     # -- details ----------------------------------------------------------------------------------
 
-    def _followed(self, outgoing: _Outgoing, now: float) -> _Outgoing:
+    def _update(self, outgoing: _Outgoing, now: float) -> _Outgoing:
         """Bring what is derived from the step of the run up to date."""
         step = self.epochs.step
         if step not in _STOPPING:
@@ -298,7 +298,7 @@ class Failover:
         for rank in self._roster.running():
             self._roster.seats[rank].ready = step in _RUNS
         self._dismiss_links(outgoing, now)
-        return self._settled(outgoing)
+        return self._forget_refused(outgoing)
 
     def _follow_change(self, outgoing: _Outgoing, now: float) -> None:
         """Note how far the change of the plan is, if there is one."""
@@ -338,7 +338,7 @@ class Failover:
                 self._lost.append(rank)
                 self._seat_claimant(rank, now)
 
-    def _settled(self, outgoing: _Outgoing) -> _Outgoing:
+    def _forget_refused(self, outgoing: _Outgoing) -> _Outgoing:
         """Forget the claims that are refused."""
         for connection, message in outgoing:
             if isinstance(message, Verdict | Complete):

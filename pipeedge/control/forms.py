@@ -1,4 +1,4 @@
-"""Values that a program supplies to a session: readers of its messages, its decisions, and deadlines."""
+"""Values that a program supplies to a session: readers of its messages, its decisions, and terms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.request.config import WorldRequest
 
-__all__ = ["Deadlines", "Forms", "GoingOn", "Refusal", "Remaining"]
+__all__ = ["Forms", "GoingOn", "Joining", "Refusal", "Remaining"]
 
 _Facts = TypeVar("_Facts")
 _Plan = TypeVar("_Plan")
@@ -65,13 +65,23 @@ class GoingOn(Generic[_Facts, _Plan]):
 
 
 @dataclass(frozen=True)
-class Deadlines:
-    """Seconds within which a session reports an absent and a silent rank."""
+class Joining:
+    """Terms on which ranks join a session, and stay in it."""
 
     appear_s: float
+    """Seconds within which an absent rank is reported."""
     silence_s: float
+    """Seconds within which a silent rank is reported."""
+    required: frozenset[int] | None = None
+    """Ranks without which there is no session; None for all. Others that do not come, or are lost before the
+    plan, are left out."""
+    joins_later: bool = False
+    """Whether a rank that is left out may join after the plan; if so, one that is lost before the plan is not
+    left out, but ends the session."""
 
     @classmethod
-    def of(cls, world: WorldRequest) -> Deadlines:
-        """Return the deadlines that ``--timeout`` sets."""
-        return cls(world.timeout_s, world.timeout_s)
+    def of(
+        cls, world: WorldRequest, *, required: frozenset[int] | None = None, joins_later: bool = False
+    ) -> Joining:
+        """Return terms with the deadlines that ``--timeout`` sets."""
+        return cls(world.timeout_s, world.timeout_s, required, joins_later)

@@ -132,7 +132,7 @@ class HubState:
     def _take_failed(self, rank: int, failed: Failed, now: float) -> list[tuple[int, Message]]:
         failure = self._failure(FailureKind.FAILED, rank, failed.line)
         if self._failover is not None and not self._complete:
-            return self._heeded(self._failover.failed(rank, failed, failure, now), now)
+            return self._obey(self._failover.failed(rank, failed, failure, now), now)
         return self._judge(failure, now)
 
     def _take_lost(self, rank: int, lost: Lost, now: float) -> list[tuple[int, Message]]:
@@ -168,7 +168,7 @@ class HubState:
             raise ValueError(message.kind)
         outgoing = self._failover.received(rank, message, now)
         self._complete = self._failover.complete
-        return self._heeded(outgoing, now)
+        return self._obey(outgoing, now)
 
     def _take_result(self, rank: int, message: Record | Done, now: float) -> list[tuple[int, Message]]:
         if isinstance(message, Record):  # of an epoch that has ended, or of the last one
@@ -255,7 +255,7 @@ class HubState:
             return outgoing + self._end(absence, now)
         outgoing += self._attendance.close(now)
         if self._failover is not None:
-            outgoing += self._heeded(self._failover.tick(now), now)
+            outgoing += self._obey(self._failover.tick(now), now)
         return outgoing + self._attendance.tell_absent(now) + self._look(now)
 
     # -- decisions -------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class HubState:
         """Prepare an epoch with a plan for ``members``, unless these have changed meanwhile."""
         if self._failover is None or self.verdict is not None:
             return []
-        return self._noticed(self._failover.planned(members, announcement, now), announcement.line)
+        return self._with_notice(self._failover.planned(members, announcement, now), announcement.line)
 
     def change(
         self, since: RunSnapshot, announcement: Announcement[Raw], now: float
@@ -293,9 +293,9 @@ class HubState:
         """Prepare a better plan beside the one that runs, unless the run is no longer as ``since`` says."""
         if self._failover is None or self.verdict is not None:
             return []
-        return self._noticed(self._failover.change(since, announcement, now), announcement.line)
+        return self._with_notice(self._failover.change(since, announcement, now), announcement.line)
 
-    def _noticed(self, outgoing: list[tuple[int, Message]], line: str) -> list[tuple[int, Message]]:
+    def _with_notice(self, outgoing: list[tuple[int, Message]], line: str) -> list[tuple[int, Message]]:
         """Return what a plan sends, if anything, with a notice of it for all ranks."""
         return outgoing + (self._roster.to_all(Notice(line)) if outgoing and line else [])
 
@@ -303,7 +303,7 @@ class HubState:
         """End the run because no plan fits ``members``, unless these have changed meanwhile."""
         if self._failover is None or self.verdict is not None:
             return []
-        return self._heeded(self._failover.unplanned(members, failure), now)
+        return self._obey(self._failover.unplanned(members, failure), now)
 
     def judge_newcomer(self, connection: int, refusal: str | None, now: float) -> list[tuple[int, Message]]:
         """Take a process for a spare, or send it away with the line ``refusal``."""
@@ -400,12 +400,12 @@ class HubState:
         if self._failover is None or self._complete:
             return self._judge(failure, now)
         ends = (finding.destination, finding.source)
-        return self._heeded(self._failover.link_lost(*ends, failure.line, now), now)
+        return self._obey(self._failover.link_lost(*ends, failure.line, now), now)
 
     def _stalled(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
         if self._failover is None or self._complete:
             return self._judge(failure, now)
-        return self._heeded(self._failover.stalled(failure, now), now)
+        return self._obey(self._failover.stalled(failure, now), now)
 
     def _failure(self, kind: FailureKind, rank: int, cause: str) -> Failure:
         return Failure(kind, cause, rank, self._roster.name(rank))
@@ -417,7 +417,7 @@ class HubState:
             if self._complete:
                 return self._go_on_without(failure.line, failure.rank)
             if failure.rank is not None and self._failover is not None:
-                return self._heeded(self._failover.lost(failure.rank, failure, now), now)
+                return self._obey(self._failover.lost(failure.rank, failure, now), now)
             if failure.rank is not None and self._attendance.can_do_without(failure.rank):
                 return self._attendance.leave_out(failure.rank, failure)
         return self._end(failure, now)
@@ -427,7 +427,7 @@ class HubState:
         self._hears_of_late_ranks = self._attendance.admits_at(now)
         return self._roster.to_all(Verdict(failure))
 
-    def _heeded(self, outgoing: list[tuple[int, Message]], now: float) -> list[tuple[int, Message]]:
+    def _obey(self, outgoing: list[tuple[int, Message]], now: float) -> list[tuple[int, Message]]:
         """Return what the rules of failover send; end the session if they do."""
         if self._failover is not None and self.verdict is None and self._failover.verdict is not None:
             others = [one for one in outgoing if one[0] not in self._roster.rank_of]

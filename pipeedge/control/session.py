@@ -36,7 +36,7 @@ from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure
-from pipeedge.control.forms import Deadlines, Forms, GoingOn, Refusal, Remaining
+from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Brief, Planned, Start, Summary
@@ -60,12 +60,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         world: this rank, all ranks, and the address where they meet.
         forms: message format of the facts, the plan and the stats.
         callbacks: functions that the member's thread calls.
-        deadlines: deadlines for absent and silent ranks (those of ``world``).
+        joining: terms on which ranks join (all are required, within the timeout of ``world``).
         host: name of this rank's host (the host name of this machine).
-        required: ranks without which there is no session (all). Others that do not come, or are lost before
-            the plan, are left out.
-        joins_later: whether a rank that is left out may join after the plan; if so, one that is lost before
-            the plan is not left out, but ends the session.
         membership: key of the run, or None to speak in clear.
     """
 
@@ -75,20 +71,16 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         forms: Forms[_Facts, _Plan, _Stats],
         callbacks: Callbacks,
         *,
-        deadlines: Deadlines | None = None,
+        joining: Joining | None = None,
         host: str | None = None,
-        required: frozenset[int] | None = None,
-        joins_later: bool = False,
         membership: Membership | None = None,
     ) -> None:
         self._world = world
         self._membership = membership
         self._forms = forms
         self._callbacks = callbacks
-        self._deadlines = deadlines or Deadlines.of(world)
+        self._joining = joining or Joining.of(world)
         self._host = socket.gethostname() if host is None else host
-        self._required = required
-        self._joins_later = joins_later
         self._stack = ExitStack()
         # No other rank connects to a single one, so it uses any free port, and several can run at once.
         self._port = world.port if world.size > 1 else 0
@@ -131,11 +123,11 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             Hub(
                 listener,
                 world_size=world.size,
-                timeout_s=self._deadlines.silence_s,
+                timeout_s=self._joining.silence_s,
                 terms=Terms(
-                    appear_s=self._deadlines.appear_s,
-                    required=self._required,
-                    joins_later=self._joins_later,
+                    appear_s=self._joining.appear_s,
+                    required=self._joining.required,
+                    joins_later=self._joining.joins_later,
                     brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),
@@ -157,9 +149,9 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         hub_at = HubAddress.of(world.addr, self._port, self._membership)
         member = self._stack.enter_context(
             Member(
-                hub_at.dial(self._deadlines.appear_s),
+                hub_at.dial(self._joining.appear_s),
                 rank=world.rank,
-                timeout_s=self._deadlines.silence_s,
+                timeout_s=self._joining.silence_s,
                 callbacks=self._callbacks,
                 hub_at=hub_at,
             )
@@ -218,24 +210,22 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         hub = self._hub
         while hub is not None and (task := hub.next_task()) is not None:
             if isinstance(task, Newcomer):
-                hub.judge_newcomer(task, self._judged(going_on, task))
+                hub.judge_newcomer(task, self._review(going_on, task))
                 continue
-            decision = self._planned_again(going_on, task)
+            decision = self._plan_again(going_on, task)
             if isinstance(decision, Refusal):
                 hub.give_up(task, decision.line, decision.exit_code)
             else:
                 hub.plan_again(task, decision.encoded())
 
-    def _judged(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
+    def _review(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
         """Return why a process cannot be a spare, or None if it can."""
         try:
             return going_on.review(newcomer.rank, self._forms.facts(newcomer.facts))
         except Exception as error:  # whatever it says, it must not end the run of the others
             return f"the facts of rank {newcomer.rank} cannot be used: {one_line(error)}"
 
-    def _planned_again(
-        self, going_on: GoingOn[_Facts, _Plan], wanted: Wanted
-    ) -> Announcement[_Plan] | Refusal:
+    def _plan_again(self, going_on: GoingOn[_Facts, _Plan], wanted: Wanted) -> Announcement[_Plan] | Refusal:
         """Return the plan for the members of now, or why there is none."""
         try:
             facts = {rank: self._forms.facts(text) for rank, text in wanted.facts.items()}

@@ -140,10 +140,7 @@ class ResultSink(Protocol):
         """Take the results [items, ...] of one microbatch; they come in the order in which it was fed."""
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Complete the results, unless there is an ``error``."""
 

@@ -14,7 +14,7 @@ from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.forms import Deadlines, Forms
+from pipeedge.control.forms import Forms, Joining
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session
@@ -142,7 +142,7 @@ class _Examination:
             world,
             _FORMS,
             callbacks,
-            deadlines=Deadlines(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
+            joining=Joining(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
             host=self._probe.machine().host,
             membership=membership,
         )

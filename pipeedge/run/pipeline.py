@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
+from pipeedge.control.forms import Joining
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
@@ -112,11 +113,10 @@ def run(
     )
     goes_on = request.transport.goes_on
     required = frozenset({0, request.schedule.data_rank}) if goes_on else None
+    joining = Joining.of(world, required=required, joins_later=goes_on)
     with (
         aborted_on_failure(transports),
-        Session(
-            world, FORMS, callbacks, required=required, joins_later=goes_on, membership=membership
-        ) as session,
+        Session(world, FORMS, callbacks, joining=joining, membership=membership) as session,
     ):
         session.open()
         return _take_part(context, session)

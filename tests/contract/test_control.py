@@ -32,7 +32,7 @@ from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import Caller
 from pipeedge.control.dialling import HubAddress, connect_in_clear
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.forms import Deadlines, Forms, Refusal
+from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
 from pipeedge.control.liveness import (
     StageWork,
@@ -380,9 +380,9 @@ def sessions(
 
     def one(rank: int) -> None:
         at = WorldRequest(rank=rank, size=world, addr="127.0.0.1", port=port, timeout_s=20)
-        deadlines = Deadlines(appear_s, silence_s=20)
+        joining = Joining(appear_s, silence_s=20, required=frozenset({0}))
         try:
-            with Session(at, forms, Callbacks(), deadlines=deadlines, required=frozenset({0})) as session:
+            with Session(at, forms, Callbacks(), joining=joining) as session:
                 session.open({"factor": 10})
                 all_there.wait(20)
                 facts = {"rank": rank * READ(session.brief())["factor"], "large": [rank] * 50_000}
