@@ -1,7 +1,7 @@
 """The data rank's part: the input, the first and the last link, and the results.
 
 source ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
-└──> [watch] times the link
+                                          └──> [watch] times the link
 ... ──> last link ──> Incoming ──> [collect] ──> sink
 """
 

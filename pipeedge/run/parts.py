@@ -1,9 +1,9 @@
 """Parts of a rank while microbatches flow.
 
 Parts ─┬─ StagePart   on a rank of the schedule: the loop, its outgoing link, its bits
-├─ DataPart    on the data rank: feeder, collector, their links and files
-├─ LinkEnds    links between these and to other ranks, over the transport
-└─ Monitor     samples and energy, if anybody wants them
+       ├─ DataPart    on the data rank: feeder, collector, their links and files
+       ├─ LinkEnds    links between these and to other ranks, over the transport
+       └─ Monitor     samples and energy, if anybody wants them
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stage between its links, as one part of a rank.
 
 link n ──> Incoming ──> [compute] StageLoop: decode, compute, encode ──> Outgoing ──> link n + 1
-└──> [watch] times the link
+                                                                            └──> [watch] times the link
 """
 
 from __future__ import annotations

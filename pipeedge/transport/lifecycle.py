@@ -1,8 +1,8 @@
 """The life of a transport, alike for all kinds: open, abort from any thread, close, and open again.
 
-CLOSED ──open──> OPENING ──────────> OPEN ──close──> CLOSED
-└──abort─> ABORTED <─abort──┘
-└──close──> CLOSED
+CLOSED ──open──> OPENING ─────────────────────> OPEN ──close──> CLOSED
+                    └───abort──> ABORTED <──abort─┘
+                                    └──close──> CLOSED
 """
 
 from __future__ import annotations
