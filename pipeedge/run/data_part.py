@@ -29,7 +29,7 @@ from pipeedge.observe.timeline import LaneId, LaneKind
 from pipeedge.plan.planning import Plan
 from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.request.config import RunRequest
-from pipeedge.run.activity import Activity
+from pipeedge.run.context import RankContext
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.held_out import open_held_out
 from pipeedge.run.links import LinkEnds
@@ -142,9 +142,8 @@ def make_data_part(
     data: DataEnds,
     progress: DataProgress,
     plan: Plan,
-    model: Model,
+    context: RankContext,
     ends: LinkEnds,
-    activity: Activity,
     monitor: Monitor,
     *,
     epoch: int = 0,
@@ -156,16 +155,15 @@ def make_data_part(
         data: Input and results of the run.
         progress: What of it is under way, and what is done.
         plan: Plan of the run.
-        model: The model.
+        context: This rank.
         ends: Links of this rank.
-        activity: Activity of this rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
         epoch: Number of the plan, in a run that has several.
         before: The part in the plan before, while that still runs; its input goes on.
     """
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
-    outgoing = Outgoing(end, activity, lane=link)
+    outgoing = Outgoing(end, context.activity, lane=link)
     position, stages = progress.under_way.position, len(plan.schedule.stages)
     if before is not None:
         stream = before.stream
@@ -175,15 +173,15 @@ def make_data_part(
     dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
     feed = Feed(stream, dtype, progress.under_way, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
-    feeder = Feeder(feed, outgoing, activity, feed_lane)
-    activity.feeder(lambda: feeder.is_idle)
+    feeder = Feeder(feed, outgoing, context.activity, feed_lane)
+    context.activity.feeder(lambda: feeder.is_idle)
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(
         feeder,
         ends.incoming(-1),
         Collection(
             data.sink,
-            model.output_kind == "logits",
+            context.model.output_kind == "logits",
             make_decoder(plan, -1),
             keep_items=0 if data.compared is None else len(data.compared),
             collected=progress.collected,

@@ -34,7 +34,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.outcome import finish, make_recording
-from pipeedge.run.parts import Parts, open_monitor
+from pipeedge.run.parts import Attempt, Parts, open_monitor
 from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream, tell_plan
 from pipeedge.run.shelf import Shelf
 
@@ -194,10 +194,8 @@ class _Rank:
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
-        parts_before = None if before is None else before.parts
-        turn.parts = open_parts(
-            context, plan, self._session.member, prepared, stage, self._monitor, turn.epoch, parts_before
-        )
+        attempt = Attempt(plan, turn.epoch, None if before is None else before.parts)
+        turn.parts = open_parts(context, self._session.member, attempt, prepared, stage, self._monitor)
         keep_freed_memory()
         self._turns.ready(turn.epoch)
         turn.runs = True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.run.data_part import DataPart
     from pipeedge.run.under_way import DataProgress
 
-__all__ = ["Parts", "assemble", "open_monitor"]
+__all__ = ["Attempt", "Parts", "make_parts", "open_monitor"]
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,39 @@ class Parts:
         return max((lane.microbatches for lane in lanes), default=0)
 
 
-def assemble(
+@dataclass(frozen=True)
+class Attempt:
+    """A plan of a run, in which this rank takes part."""
+
+    plan: Plan
+    epoch: int = 0
+    """Number of the plan, in a run that has several."""
+    before: Parts | None = None
+    """The parts of this rank in the plan before, while that still runs."""
+
+
+def make_parts(
     context: RankContext,
     member: Member,
-    plan: Plan,
+    attempt: Attempt,
     *,
     stage: LoadedStage | None,
     data_ends: DataEnds | None,
     progress: DataProgress | None,
     monitor: Monitor,
-    epoch: int = 0,
-    before: Parts | None = None,
 ) -> Parts:
     """Join the stage, and the input and results, of this rank to its links.
 
     Args:
         context: This rank.
         member: Connection to the hub, which knows the slowest stage.
-        plan: Plan of the run.
+        attempt: Plan that this rank takes part in.
         stage: Stage of this rank, or None.
         data_ends: Input and results of the run, on the data rank.
         progress: What of it is under way, and what is done, on the data rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
-        epoch: Number of the plan, in a run that has several.
-        before: The parts of this rank in the plan before, while that still runs.
     """
+    plan, before = attempt.plan, attempt.before
     model, activity = context.model, context.activity
     ends = LinkEnds(context.rank, plan.links(model), context.transport, activity, context.crew)
     stage_part = data_part = None
@@ -94,7 +102,7 @@ def assemble(
 
         data_before = None if before is None else before.data
         data_part = make_data_part(
-            data_ends, progress, plan, model, ends, activity, monitor, epoch=epoch, before=data_before
+            data_ends, progress, plan, context, ends, monitor, epoch=attempt.epoch, before=data_before
         )
     return Parts(ends, monitor, stage_part, data_part)
 

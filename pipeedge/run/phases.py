@@ -31,7 +31,7 @@ from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_d
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.decision import Decider, RunSession, find_facts
-from pipeedge.run.parts import Parts, assemble
+from pipeedge.run.parts import Attempt, Parts, make_parts
 from pipeedge.run.stage import Stage, resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
@@ -270,47 +270,36 @@ def load_stage(
 
 def open_parts(
     context: RankContext,
-    plan: Plan,
     member: Member,
+    attempt: Attempt,
     prepared: Prepared,
     stage: LoadedStage | None,
     monitor: Monitor,
-    epoch: int = 0,
-    before: Parts | None = None,
 ) -> Parts:
     """Make the parts of this rank and connect their links.
 
     Args:
         context: This rank.
-        plan: The plan.
         member: Connection to the hub.
+        attempt: Plan that this rank takes part in.
         prepared: What this rank has opened.
         stage: Stage of this rank, or None.
         monitor: Takes the samples of the metrics.
-        epoch: Number of the plan, in a run that has several.
-        before: The parts of this rank in the plan before, while that still runs.
 
     Raises:
         PeerError: The links do not open.
     """
     made: list[Parts] = []
+    data, progress = prepared.data, prepared.progress
 
     def make() -> None:
         made.append(
-            assemble(
-                context,
-                member,
-                plan,
-                stage=stage,
-                data_ends=prepared.data,
-                progress=prepared.progress,
-                monitor=monitor,
-                epoch=epoch,
-                before=before,
+            make_parts(
+                context, member, attempt, stage=stage, data_ends=data, progress=progress, monitor=monitor
             )
         )
 
-    _wait_for_links(context, plan, prepared.interface, make)
+    _wait_for_links(context, attempt.plan, prepared.interface, make)
     return made[0]
 
 

@@ -34,7 +34,7 @@ from pipeedge.run.context import OpenEnds, RankContext, Transports, aborted_on_f
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.epochs import take_turns
 from pipeedge.run.outcome import finish
-from pipeedge.run.parts import open_monitor
+from pipeedge.run.parts import Attempt, open_monitor
 from pipeedge.run.phases import (
     agree,
     connect,
@@ -134,7 +134,7 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
         connect(context, plan, prepared.interface)
         stage = load_stage(context, plan, prepared.device)
         monitor = open_monitor(context, plan, prepared.exporter)
-        parts = open_parts(context, plan, session.member, prepared, stage, monitor)
+        parts = open_parts(context, session.member, Attempt(plan), prepared, stage, monitor)
         keep_freed_memory()  # not before: what loading frees is returned
         session.start()
         startup_s = process_age_s()
