@@ -99,6 +99,8 @@ class Remote:
     """User to log in as if the host names none."""
     ssh: tuple[str, ...] = ("ssh",)
     """The ssh program with the user's own options."""
+    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Environment variables to set there."""
 
 
 def threads_each(cores: int, ranks: int) -> int:
@@ -174,7 +176,6 @@ def remote_commands(
     name_addr: bool,
     name_hosts: bool,
     key: str | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> list[RankCommand]:
     """Return the commands that start one rank on each of ``hosts``.
 
@@ -186,7 +187,6 @@ def remote_commands(
         name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
         name_hosts: whether to add ``-H`` with all hosts.
         key: text of the membership file that all ranks are given, or None.
-        environment: environment variables to set there.
 
     Raises:
         RequestError: a host is named twice.
@@ -198,30 +198,28 @@ def remote_commands(
     extra = [*(("--addr", names[0]) if name_addr else ()), *(("-H", ",".join(names)) if name_hosts else ())]
     if key is not None:
         extra += ["--key", "-"]
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    return [
-        RankCommand(
-            rank,
-            (
-                *remote.ssh,
-                *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
-                *(("-l", user) if (user := host.user or remote.user) else ()),
-                host.name,
-                _there(
-                    [
-                        *(("env", *variables) if variables else ()),
-                        *(remote.python, "-u", "-m", *module.split()),
-                        *(str(rank), str(len(hosts)), *extra, *arguments),
-                    ],
-                    remote,
-                    reads_key=key is not None,
-                ),
-            ),
-            remote=True,
-            secret="" if key is None else ",".join(key.splitlines()) + "\n",
-        )
-        for rank, host in enumerate(hosts)
-    ]
+    secret = "" if key is None else ",".join(key.splitlines()) + "\n"
+    interpreter = (remote.python, "-u", "-m", *module.split())
+    commands = []
+    for rank, host in enumerate(hosts):
+        words = (*interpreter, str(rank), str(len(hosts)), *extra, *arguments)
+        ssh = _over_ssh(host, words, remote, reads_key=key is not None)
+        commands.append(RankCommand(rank, ssh, remote=True, secret=secret))
+    return commands
+
+
+def _over_ssh(host: Host, command: Sequence[str], remote: Remote, *, reads_key: bool) -> tuple[str, ...]:
+    """Return the command that runs ``command`` on ``host``."""
+    user = host.user or remote.user
+    variables = [f"{name}={value}" for name, value in remote.environment.items()]
+    there = ("env", *variables, *command) if variables else command
+    return (
+        *remote.ssh,
+        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"),
+        *(("-l", user) if user else ()),
+        host.name,
+        _there(there, remote, reads_key=reads_key),
+    )
 
 
 def _there(command: Sequence[str], remote: Remote, *, reads_key: bool) -> str:

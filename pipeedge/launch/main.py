@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import NoReturn
@@ -151,12 +151,11 @@ def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = Non
     return remote_commands(
         request.hosts,
         request.arguments,
-        request.remote,
+        request.remote if make_key is None else replace(request.remote, environment=_ASKING),
         module=module,
         name_addr=_lacks(request, "--addr"),
         name_hosts=asked.schedule.hosts is None,
         key=None if make_key is None or request.plain else _key(request, make_key),
-        environment={} if make_key is None else _ASKING,
     )
 
 
