@@ -161,14 +161,19 @@ class Bed:
         """Return the scheduler's input files by name."""
         return {name: self.directory / f"{name}.yml" for name in ("models", "device_types", "devices")}
 
-    def profile(self, load: Workload, iterations: int) -> None:
+    def profile(
+        self, load: Workload, iterations: int, sizes: Sequence[int] = (), dtypes: Sequence[str] = ("float32",)
+    ) -> None:
         """Profile the model on all hosts at once and write the scheduler's input files.
 
         Args:
             load: the workload to profile.
             iterations: number of iterations on the slowest kind of host.
+            sizes: microbatch sizes; that of the workload by default.
+            dtypes: number types.
         """
-        options = ["-m", load.model, "--random-weights", "-b", str(load.ubatch)]
+        options = ["-m", load.model, "--random-weights", "--dtype", ",".join(dtypes)]
+        options += ["-b", ",".join(map(str, sizes or [load.ubatch]))]
         options += ["-s", str(TOKENS)] if load.is_text else []
         meeting = self.directory / f"profile-{load.name}"
         meeting.mkdir()
@@ -192,10 +197,10 @@ class Bed:
                 for host in kind.names
             ]
             types[kind.name] = found[0][kind.name]
-            for key in ("time_s", "receive_s", "send_s"):
-                profiles = [one[kind.name]["model_profiles"][load.model][0][key] for one in found]
-                middle = [statistics.median(times) for times in zip(*profiles, strict=True)]
-                types[kind.name]["model_profiles"][load.model][0][key] = middle
+            for number, profile in enumerate(types[kind.name]["model_profiles"][load.model]):
+                for key in ("time_s", "receive_s", "send_s"):
+                    each = [one[kind.name]["model_profiles"][load.model][number][key] for one in found]
+                    profile[key] = [statistics.median(times) for times in zip(*each, strict=True)]
         devices = {kind.name: kind.names for kind in self.kinds}
         _write(self.files["device_types"], types)
         _write(self.files["devices"], devices)

@@ -5,11 +5,13 @@
                              all ready            all timed
 
 Emulated hosts share the memory bandwidth of the machine. A fast host that is timed while slow ones still
-import their libraries would seem faster than it is when all compute.
+import their libraries would seem faster than it is when all compute. The hosts meet for each of several
+profiles.
 """
 
 from __future__ import annotations
 
+import itertools
 import runpy
 import sys
 import time
@@ -28,7 +30,7 @@ def main() -> None:
     """Run the profiler. Arguments: shared directory, number of hosts, this host, arguments of profiler.py."""
     directory, hosts, host = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     deadline = time.monotonic() + LIMIT_S
-    time_layers = layer_work.time_layers
+    time_layers, turns = layer_work.time_layers, itertools.count()
 
     def all_have(stage: str) -> bool:
         if time.monotonic() > deadline:
@@ -36,13 +38,14 @@ def main() -> None:
         return len(list(directory.glob(f"*.{stage}"))) == hosts
 
     def together(shard: Any, payload: Any, *arguments: Any, **named: Any) -> Any:
-        (directory / f"{host}.loaded").touch()
-        while not all_have("loaded"):
+        turn = next(turns)
+        (directory / f"{host}.{turn}-loaded").touch()
+        while not all_have(f"{turn}-loaded"):
             time.sleep(POLL_S)
         found = time_layers(shard, payload, *arguments, **named)
-        (directory / f"{host}.timed").touch()
+        (directory / f"{host}.{turn}-timed").touch()
         with torch.inference_mode():
-            while not all_have("timed"):
+            while not all_have(f"{turn}-timed"):
                 shard(payload)
         return found
 
