@@ -102,6 +102,7 @@ def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
         "agreement": profile.agreement,
         "threads": profile.threads,
         "kernels": profile.kernels,
+        "busy_W": profile.busy_w,
         "process_MB": None if profile.process_bytes is None else profile.process_bytes / BYTES_PER_MB,
     }
     return {
@@ -163,9 +164,11 @@ def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
 
 
 def _type_entry(kind: DeviceType) -> dict[str, Any]:
+    watts_of = {"busy_W": kind.busy_w, "idle_W": kind.idle_w}
     return {
         "bw_Mbps": _tidy(kind.bw_bytes_per_s / BYTES_PER_SECOND_PER_MBPS),
         "mem_MB": _tidy(kind.mem_bytes / BYTES_PER_MB),
+        **{key: _tidy(watts) for key, watts in watts_of.items() if watts is not None},
         "model_profiles": {
             model: [_profile_entry(profile) for profile in profiles]
             for model, profiles in kind.profiles.items()
@@ -181,6 +184,7 @@ def add_profiles(
     *,
     mem_bytes: float | None = None,
     bw_bytes_per_s: float | None = None,
+    idle_w: float | None = None,
 ) -> None:
     """Add profiles to a device type of a file; neither need exist; other types stay as they are written.
 
@@ -190,6 +194,8 @@ def add_profiles(
         profiles: name of the model and profile; one of the same batch size and dtype is replaced.
         mem_bytes: memory of the device type; needed where the type is new.
         bw_bytes_per_s: its bandwidth; needed where the type is new.
+        idle_w: watts that were measured while it waits. A type that has the watts of a meter keeps them, and
+            none of those that were measured are added.
 
     Raises:
         SpecError: the file is not a device types file, or the type is new and has no memory or bandwidth.
@@ -204,7 +210,9 @@ def add_profiles(
             )
         old = DeviceType(mem_bytes, bw_bytes_per_s)
     known = dict(old.profiles)
-    for model, profile in profiles:
+    metered = old.busy_w is not None
+    for model, measured in profiles:
+        profile = replace(measured, busy_w=None) if metered else measured
         others = tuple(other for other in known.get(model, ()) if not profile.same_conditions(other))
         known[model] = (*others, profile)
     new = replace(
@@ -212,6 +220,7 @@ def add_profiles(
         mem_bytes=old.mem_bytes if mem_bytes is None else mem_bytes,
         bw_bytes_per_s=old.bw_bytes_per_s if bw_bytes_per_s is None else bw_bytes_per_s,
         profiles=known,
+        idle_w=old.idle_w if metered or idle_w is None else idle_w,
     )
     whole = {name: _type_entry(kind) for name, kind in {**types, type_name: new}.items()}
     update_document(path, {type_name: whole[type_name]}, whole, outdated=EXAMPLE)

@@ -200,6 +200,8 @@ class ModelProfile:
     """Fraction of items classified as in float32, or None if unknown."""
     process_bytes: float | None = None
     """Memory of the process without a stage, or None if unknown."""
+    busy_w: float | None = None
+    """Watts of the device while it was measured, or None if unknown."""
     threads: int | None = None
     """Number of compute threads, or None if unknown."""
     kernels: str | None = None
@@ -296,11 +298,16 @@ class DeviceType:
     mem_bytes: float
     bw_bytes_per_s: float
     profiles: Mapping[str, tuple[ModelProfile, ...]] = field(default_factory=dict)
+    busy_w: float | None = None
+    """Watts while it computes, for profiles without their own, or None if unknown."""
+    idle_w: float | None = None
+    """Watts while it waits, or None if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_numbers("mem_bytes", [self.mem_bytes])
         _check_numbers("bw_bytes_per_s", [self.bw_bytes_per_s])
+        _check_numbers("watts", [watts for watts in (self.busy_w, self.idle_w) if watts is not None])
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ def summary(results: ProfileResults) -> Iterator[str]:
         f"{(peak.measured.activations_bytes or 0) / BYTES_PER_MB:.1f} MB (layer {peak.layer}); the process "
         f"takes {(results.process_bytes or 0) / BYTES_PER_MB:.0f} MB besides"
     )
+    if results.busy_w is not None and results.idle_w is not None:
+        busy, idle = (f"{figure(watts, 3)} W" for watts in (results.busy_w, results.idle_w))
+        yield f"power        {busy} while it computes, {idle} while it waits"
     if results.feed_s is not None and results.collect_s is not None:
         yield (
             f"data rank    feeds a microbatch in {figure(1e3 * results.feed_s)} ms, collects one in "

@@ -52,6 +52,8 @@ class Figures:
     """Memory in bytes, or None if not given."""
     bw_bytes_per_s: float | None = None
     """Bandwidth in bytes per second, or None if not given."""
+    idle_w: float | None = None
+    """Watts while it waits, or None if not measured."""
 
 
 def model_spec(results: ProfileResults, source: str) -> ModelSpec:
@@ -126,6 +128,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         collect_s=results.collect_s,
         handling=results.handling,
         agreement=results.agreement,
+        busy_w=results.busy_w,
         process_bytes=None if process is None else round(process / BYTES_PER_MB, 1) * BYTES_PER_MB,
         threads=results.threads,
         kernels=results.kernels,
@@ -312,5 +315,10 @@ def add_profiles(
     """
     check_profile(path, type_name, profiles, figures, overwrite=overwrite)
     spec_writing.add_profiles(
-        path, type_name, profiles, mem_bytes=figures.mem_bytes, bw_bytes_per_s=figures.bw_bytes_per_s
+        path,
+        type_name,
+        profiles,
+        mem_bytes=figures.mem_bytes,
+        bw_bytes_per_s=figures.bw_bytes_per_s,
+        idle_w=figures.idle_w,
     )

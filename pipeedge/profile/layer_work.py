@@ -27,6 +27,7 @@ from pipeedge.profile.forecast import OnePass
 from pipeedge.profile.handling import Handling, distinct, measure_handling
 from pipeedge.profile.job import SEED, Job, Readings
 from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload, summaries, time_layers
+from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.results import ProfileResults
 from pipeedge.profile.transport_costs import measure_transports
 
@@ -62,8 +63,8 @@ class _Quota:
         return 1.0 if self.processors is None else max(1.0, 1.0 / self.processors)
 
 
-def measure_layers(job: Job, advance: Advance) -> ProfileResults:
-    """Return the measurements of all layers of ``job``."""
+def measure_layers(job: Job, advance: Advance, power: PowerMeter) -> ProfileResults:
+    """Return the measurements of all layers of ``job``, with the power of its passes."""
     quota = _Quota.of_this_process()
     readings = {tokens: Readings(handling=_handling(job, quota, tokens, advance)) for tokens in job.tokens}
     payloads = {tokens: _first_payload(job, tokens) for tokens in job.tokens}
@@ -77,11 +78,14 @@ def measure_layers(job: Job, advance: Advance) -> ProfileResults:
         for turn, tokens in enumerate(job.tokens, start=number * len(job.tokens)):
 
             def progress(part: float, before: int = turn) -> None:
+                power.sample()
                 advance("timing layers", (before + part) / turns)
 
-            payloads[tokens] = _read_shard(job, shard, payloads[tokens], readings[tokens], quota, progress)
+            payloads[tokens] = _read_shard(
+                job, shard, payloads[tokens], readings[tokens], quota, progress, power
+            )
         del shard  # before the next group is loaded
-    return job.results(sizes, readings)
+    return replace(job.results(sizes, readings), busy_w=power.take_watts())
 
 
 def time_one_pass(job: Job) -> OnePass:
@@ -109,19 +113,21 @@ def _read_shard(
     readings: Readings,
     quota: _Quota,
     progress: Callable[[float], None],
+    power: PowerMeter,
 ) -> Payload:
     """Add the readings of a shard's layers to ``readings``, and return the shard's output."""
     pacing = Pacing(job.request.iterations, job.request.warmup)
     # The pass that measures memory also warms up the shard.
     if pacing.warmup:
         readings.peaks += activation_peaks(shard, payload)[0]
-    timed, output = time_layers(
-        shard,
-        payload,
-        replace(pacing, warmup=False),
-        progress,
-        work_clock=time.process_time if quota.pauses else None,
-    )
+    with power.computing():
+        timed, output = time_layers(
+            shard,
+            payload,
+            replace(pacing, warmup=False),
+            progress,
+            work_clock=time.process_time if quota.pauses else None,
+        )
     if not pacing.warmup:
         readings.peaks += activation_peaks(shard, payload)[0]
     readings.times += summaries(timed)

@@ -131,6 +131,8 @@ class Products:
         if figures.mem_bytes is None and type_name not in (load_device_types(path) if path.exists() else ()):
             one = next(iter(results.values()))
             figures = replace(figures, mem_bytes=self._usable_bytes(one, free_bytes))
+        idle_w = max((each.idle_w for each in results.values() if each.idle_w is not None), default=None)
+        figures = replace(figures, idle_w=idle_w)
         emitting.add_profiles(path, type_name, _profiles(results), figures, overwrite=self.emit.overwrite)
         self.tell(f"device type  {path}: {type_name}")
         options = [

@@ -26,10 +26,13 @@ microbatch, ``receive_per_MB`` and ``send_per_MB`` in seconds for each 2**20 byt
 ``collect`` are the seconds that a data rank on this device takes to read and feed a microbatch, and to
 collect its results.
 
+``busy_W`` and ``idle_W`` are the watts of the machine while it computes these layers, and while it
+waits.
+
 ``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
-``agreement``, ``tokens``, ``feed``, ``collect`` and ``handling`` at the top are this tool's own; a file
-without them can be read. Other keys are kept. Missing layers are added to a file; nothing in it is ever
-replaced.
+``busy_W``, ``idle_W``, ``agreement``, ``tokens``, ``feed``, ``collect`` and ``handling`` at the top are this
+tool's own; a file without them can be read. Other keys are kept. Missing layers are added to a file; nothing
+in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ _TOP_KEYS = {
     "threads",
     "kernels",
     "memory_process",
+    "busy_W",
+    "idle_W",
     "agreement",
     "tokens",
     "feed",
@@ -89,7 +94,7 @@ def load_results(path: Path) -> ProfileResults:
     kernels = document.find("kernels")
     agreement, tokens = document.find("agreement"), document.find("tokens")
     feed, collect = document.find("feed"), document.find("collect")
-    handling = document.find("handling")
+    handling, watts = document.find("handling"), {key: document.find(key) for key in ("busy_W", "idle_W")}
     try:
         return ProfileResults(
             model_name=document.at("model_name").text(),
@@ -101,6 +106,7 @@ def load_results(path: Path) -> ProfileResults:
             threads=None if threads is None else threads.whole_number(least=1),
             kernels=None if kernels is None else kernels.text(),
             process_bytes=None if process is None else process.number() * BYTES_PER_MB,
+            **{key.lower(): value.number() for key, value in watts.items() if value is not None},
             agreement=None if agreement is None else agreement.number(),
             tokens=None if tokens is None else tokens.whole_number(least=1),
             feed_s=None if feed is None else feed.number(),
@@ -176,6 +182,8 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "threads": results.threads,
         "kernels": results.kernels,
         "memory_process": None if results.process_bytes is None else results.process_bytes / BYTES_PER_MB,
+        "busy_W": results.busy_w,
+        "idle_W": results.idle_w,
         "agreement": results.agreement,
         "tokens": results.tokens,
         "feed": results.feed_s,

@@ -130,6 +130,10 @@ class ProfileResults:
     """Kernels of the linear layers (``models.kernels``), or None if the file does not record them."""
     process_bytes: float | None = None
     """Memory of a rank before it loads a shard, in bytes."""
+    busy_w: float | None = None
+    """Watts of the device while it was measured, or None if unknown."""
+    idle_w: float | None = None
+    """Watts of the device while it waits, or None if unknown."""
     agreement: float | None = None
     """Fraction of items whose class is that of float32, or None if it was not measured."""
     tokens: int | None = None
@@ -184,8 +188,8 @@ class ProfileResults:
             )
         return self
 
-    def check_extends(self, old: ProfileResults, source: str) -> None:
-        """Raise ``SpecError`` unless these layers may be added to ``old``, the contents of ``source``."""
+    def check_conditions(self, old: ProfileResults, source: str) -> None:
+        """Raise ``SpecError`` if ``old``, the contents of ``source``, was measured under other conditions."""
         here = {
             "model": self.model_name,
             "dtype": short_dtype(self.dtype),
@@ -212,6 +216,14 @@ class ProfileResults:
                     f"{source} has results of another {what}: {there[what]}, but now it is {value}; "
                     "choose another file with -o"
                 )
+
+    def is_in(self, old: ProfileResults) -> bool:
+        """Return whether ``old`` has results of all these layers."""
+        return {result.layer for result in self.profile_data} <= {result.layer for result in old.profile_data}
+
+    def check_extends(self, old: ProfileResults, source: str) -> None:
+        """Raise ``SpecError`` unless these layers may be added to ``old``, the contents of ``source``."""
+        self.check_conditions(old, source)
         known = {result.layer for result in old.profile_data}
         twice = [result.layer for result in self.profile_data if result.layer in known]
         if twice:
@@ -243,6 +255,8 @@ class ProfileResults:
             threads=old.threads or self.threads,
             kernels=old.kernels or self.kernels,
             process_bytes=max((x for x in (old.process_bytes, self.process_bytes) if x), default=None),
+            busy_w=old.busy_w if self.busy_w is None else self.busy_w,
+            idle_w=old.idle_w if self.idle_w is None else self.idle_w,
             agreement=old.agreement if self.agreement is None else self.agreement,
             feed_s=old.feed_s if self.feed_s is None else self.feed_s,
             collect_s=old.collect_s if self.collect_s is None else self.collect_s,

@@ -1,9 +1,11 @@
 """Carry out the profiler's work, in order.
 
-    check everything ─> bandwidth ─> layers ─> results ─> models, device types ─> plot
+    check everything ─> bandwidth ─> agreement ─> layers ─> results ─> models, device types ─> plot
+                                                  └─ of each profile ─┘
 
-Nothing is written before everything is measured, and each file is replaced as a whole, so an interruption at
-any moment leaves the files as they were.
+The results of each profile are written when they are complete, and all other files when everything is
+measured. Each file is replaced as a whole, so an interruption at any moment leaves files that are valid. If
+several profiles were to be measured, the same command goes on with those that are not finished.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.wording import count
 from pipeedge.data.protected_files import input_paths, model_paths
 from pipeedge.models.dtypes import slow_here
+from pipeedge.observe.energy import open_source
 from pipeedge.profile.display import conditions_summary, progress_bar, spread_warning, summary
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.forecast import duration_text, profile_seconds
@@ -34,6 +37,7 @@ from pipeedge.profile.layer_work import (
     time_one_pass,
 )
 from pipeedge.profile.measuring import Pacing
+from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.products import Products, chosen_figures
 from pipeedge.profile.request import ProfileCommand
 from pipeedge.profile.result_files import load_results, save_results
@@ -51,6 +55,8 @@ class _Checked:
 
     old: Mapping[Path, ProfileResults]
     """Contents of the results files that exist."""
+    finished: Mapping[Path, ProfileResults]
+    """Those to which nothing is added but agreement."""
     replaced: frozenset[Path]
     """Outputs that exist and are replaced."""
 
@@ -64,7 +70,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
         warn: called with each warning.
 
     Raises:
-        PipeEdgeError: the request cannot be carried out; nothing was written.
+        PipeEdgeError: the request cannot be carried out; nothing was written but results of whole profiles.
     """
     if command.measure is None:
         raise ValueError("nothing to measure")
@@ -77,12 +83,25 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
         if slow is not None:
             warn(slow)
     free_bytes = available_bytes() + resident_bytes()
-    measured = dict(zip(jobs, _measure(tuple(jobs.values()), tell), strict=True))
-    results = _joined(measured, checked.old)
-    for path, whole in results.items():
-        save_results(path, whole)
-    _report(jobs, measured, tell, warn)
-    products.write(results, figures, free_bytes, checked.replaced)
+    for path in checked.finished:
+        tell(f"measured     {path} is kept from an earlier run; delete it to measure it again")
+    rest = {path: job for path, job in jobs.items() if path not in checked.finished}
+    process_bytes = _process_bytes()  # before any layer is loaded
+    keep_freed_memory()  # as a rank does
+    shares = _shares(tuple(rest.values()), tell)
+    agreement = _agreement(jobs, checked.finished, tell)
+    results = _with_agreement(jobs, checked.finished, agreement)
+    measured: dict[Path, ProfileResults] = {}
+
+    def finish(path: Path, layers: ProfileResults) -> None:
+        known = agreement.get(jobs[path].conditions.dtype)
+        measured[path] = replace(layers, process_bytes=process_bytes, agreement=known)
+        results.update(_joined({path: measured[path]}, checked.old))
+        save_results(path, results[path])
+
+    _measure(rest, shares, finish)
+    _report(rest, measured, several=len(jobs) > 1, tell=tell, warn=warn)
+    products.write({path: results[path] for path in jobs}, figures, free_bytes, checked.replaced)
 
 
 def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:
@@ -100,8 +119,15 @@ def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:
     if job.request.agreement_items:
         open_compared(job)
     old = {path: load_results(path) for path in jobs if path.exists()}
-    products.check(_joined({path: each.expected() for path, each in jobs.items()}, old))
-    return _Checked(old, replaced)
+    expected = {path: each.expected() for path, each in jobs.items()}
+    finished = {path: found for path, found in old.items() if len(jobs) > 1 and expected[path].is_in(found)}
+    for path, found in finished.items():
+        expected[path].check_conditions(found, str(path))
+    if len(finished) == len(jobs) and products.emit.type_name is None:
+        finished = {}  # there is nothing to do: the results are refused as those of a single profile
+    rest = {path: results for path, results in expected.items() if path not in finished}
+    products.check({**finished, **_joined(rest, old)})
+    return _Checked(old, finished, replaced)
 
 
 def _joined(
@@ -114,35 +140,64 @@ def _joined(
     }
 
 
-def _measure(jobs: Sequence[Job], tell: Tell) -> list[ProfileResults]:
-    """Return everything that is measured of the jobs."""
-    process_bytes = _process_bytes()  # before any layer is loaded
-    keep_freed_memory()  # as a rank does
-    shares = [1.0]
-    if len(jobs) > 1:
-        seconds = _expected_seconds(jobs)
-        shares = [each / sum(seconds) for each in seconds]
-        tell(f"measuring    {count(len(jobs), 'profile')}, {duration_text(sum(seconds))}")
-    found = []
-    with progress_bar() as advance:
-        for number, job in enumerate(jobs):
-            what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
-            part = _part_of(advance, what, sum(shares[:number]), shares[number])
-            found.append((measure_layers(job, part), measure_data_rank(job)))
-        advance("measuring the transports", 1.0)
-        handling = measure_links(jobs[0])
-    agreement = measure_agreement(jobs, tell)
-    return [
-        replace(
-            measured,
-            process_bytes=process_bytes,
-            agreement=agreement.get(job.conditions.dtype),
-            feed_s=None if data_work is None else data_work.feed_s,
-            collect_s=None if data_work is None else data_work.collect_s,
-            handling=handling,
-        )
-        for job, (measured, data_work) in zip(jobs, found, strict=True)
-    ]
+def _shares(jobs: Sequence[Job], tell: Tell) -> list[float]:
+    """Return the fraction of the time that each job is expected to take, and say how long all will."""
+    if len(jobs) < 2:
+        return [1.0] * len(jobs)
+    seconds = _expected_seconds(jobs)
+    tell(f"measuring    {count(len(jobs), 'profile')}, {duration_text(sum(seconds))}")
+    return [each / sum(seconds) for each in seconds]
+
+
+def _agreement(
+    jobs: Mapping[Path, Job], finished: Mapping[Path, ProfileResults], tell: Tell
+) -> Mapping[str, float]:
+    """Return the agreement of each number type with float32, as far as it is requested and not known yet."""
+    lacking = [job for path, job in jobs.items() if path not in finished or finished[path].agreement is None]
+    if all(job.dtype is torch.float32 for job in lacking):
+        return {}
+    return measure_agreement(lacking, tell)
+
+
+def _with_agreement(
+    jobs: Mapping[Path, Job], finished: Mapping[Path, ProfileResults], agreement: Mapping[str, float]
+) -> dict[Path, ProfileResults]:
+    """Return the finished results, and save those to which agreement is added."""
+    results = dict(finished)
+    for path, old in finished.items():
+        part = agreement.get(jobs[path].conditions.dtype)
+        if old.agreement is None and part is not None:
+            results[path] = replace(old, agreement=part)
+            save_results(path, results[path])
+    return results
+
+
+def _measure(
+    jobs: Mapping[Path, Job], shares: Sequence[float], finish: Callable[[Path, ProfileResults], None]
+) -> None:
+    """Measure all jobs, and call ``finish`` with the results of each as soon as they are known."""
+    if not jobs:
+        return
+    power = PowerMeter(open_source()[0])
+    try:
+        idle_w = power.idle_w()
+        with progress_bar() as advance:
+            advance("measuring the transports", 0.0)
+            handling = measure_links(next(iter(jobs.values())))
+            for number, (path, job) in enumerate(jobs.items()):
+                what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
+                part = _part_of(advance, what, sum(shares[:number]), shares[number])
+                measured, data_work = measure_layers(job, part, power), measure_data_rank(job)
+                results = replace(
+                    measured,
+                    feed_s=None if data_work is None else data_work.feed_s,
+                    collect_s=None if data_work is None else data_work.collect_s,
+                    handling=handling,
+                    idle_w=idle_w,
+                )
+                finish(path, results)
+    finally:
+        power.close()
 
 
 def _expected_seconds(jobs: Sequence[Job]) -> list[float]:
@@ -159,10 +214,14 @@ def _part_of(advance: Advance, before: str, start: float, share: float) -> Advan
 
 
 def _report(
-    jobs: Mapping[Path, Job], measured: Mapping[Path, ProfileResults], tell: Tell, warn: Tell
+    jobs: Mapping[Path, Job],
+    measured: Mapping[Path, ProfileResults],
+    *,
+    several: bool,
+    tell: Tell,
+    warn: Tell,
 ) -> None:
     """Summarize what was measured, and name the results files."""
-    several = len(jobs) > 1
     for path, job in jobs.items():
         results = measured[path]
         for line in conditions_summary(results) if several else summary(results):

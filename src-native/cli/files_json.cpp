@@ -117,6 +117,7 @@ void write_profile(JsonWriter& json, const yaml::Profile& profile) {
   write_number(json, "collect_s", profile.collect_s);
   write_number(json, "agreement", profile.agreement);
   write_number(json, "process_bytes", profile.process_bytes);
+  write_number(json, "busy_w", profile.busy_w);
   if (profile.threads > 0) json.key("threads").value(profile.threads);
   if (!profile.kernels.empty()) json.key("kernels").value(profile.kernels);
   if (!profile.handling.empty()) {
@@ -143,6 +144,8 @@ void write_type(JsonWriter& json, const yaml::TypeSpec& type) {
   json.key(type.name).open('{');
   json.key("mem_bytes").value(type.mem_bytes);
   json.key("bw_bytes_per_s").value(type.bw_bytes_per_s);
+  write_number(json, "busy_w", type.busy_w);
+  write_number(json, "idle_w", type.idle_w);
   json.key("profiles").open('{');
   for (const yaml::ModelProfiles& entry : type.models) {
     json.key(entry.model).open('[');

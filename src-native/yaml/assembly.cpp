@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <unordered_map>
@@ -32,6 +33,19 @@ void add_handling(const Handling& handling, const Problem& problem, DeviceType& 
         handling.send_s + handling.send_s_per_byte * cut_bytes(problem, static_cast<int>(layer) + 1);
   }
   if (type.collect_s > 0) type.collect_s += receive_s(layers);
+}
+
+// Sets the power of a type of the problem. While busy, it is that of its profile, else of the device type, else the
+// largest of any of its profiles; at least that of the idle device, which a measurement may fall below by its noise.
+void set_watts(const TypeSpec& spec, std::optional<double> profiled, DeviceType& type) {
+  std::optional<double> busy_w = profiled ? profiled : spec.busy_w;
+  if (!busy_w) {
+    for (const ModelProfiles& model : spec.models) {
+      for (const Profile& profile : model.profiles) busy_w = std::max(busy_w, profile.busy_w);
+    }
+  }
+  type.idle_w = spec.idle_w.value_or(0);
+  if (busy_w) type.busy_w = std::max(*busy_w, type.idle_w);
 }
 
 // Bytes of each layer's weights in the number type of a profile; empty for those of the model.
@@ -193,6 +207,7 @@ class Assembler {
                               weights_in(*find_number_type(dtype), profile, problem_.model), at.time_s,
                               at.receive_s, at.send_s, at.activation_bytes, at.feed_s.value_or(0),
                               at.collect_s.value_or(0), {}});
+    set_watts(type, profile.busy_w, problem_.types.back());
     const auto handling = profile.handling.find(request_.transport);
     if (handling != profile.handling.end()) add_handling(handling->second, problem_, problem_.types.back());
     assembly_.notes.push_back({dtype, profile.threads, profile.kernels, lengths_of(profile), {}});
@@ -298,6 +313,7 @@ class Assembler {
     DeviceType type;
     type.name = host.type + " (data host)";
     type.bw_bytes_per_s = spec.bw_bytes_per_s;
+    set_watts(spec, std::nullopt, type);
     type.time_s.assign(layers, 0);
     type.stage_s.assign((layers + 1) * (layers + 1), kInfinity);
     host_index_.emplace(host.host, static_cast<int>(problem_.hosts.size()));

@@ -189,6 +189,7 @@ void read_notes(const View& view, Profile& profile, std::set<std::string_view>& 
   };
   profile.agreement = number("agreement", 1);
   profile.process_bytes = number("process_MB", kBytesPerMB);
+  profile.busy_w = number("busy_W", 1);
   if (const auto threads = view.find("threads")) {
     const double value = threads->number_if_any(1).value_or(0);
     if (value > 0 && value == std::floor(value)) {
@@ -247,7 +248,16 @@ TypeSpec type_from(const std::string& name, const View& view) {
     }
     spec.models.push_back({model, std::move(known)});
   }
-  spec.other = others(view, {"bw_Mbps", "mem_MB", "model_profiles"});
+  std::set<std::string_view> known{"bw_Mbps", "mem_MB", "model_profiles"};
+  const auto watts = [&](const char* key) {
+    const auto found = view.find(key);
+    std::optional<double> value = found ? found->number_if_any() : std::nullopt;
+    if (value) known.insert(key);
+    return value;
+  };
+  spec.busy_w = watts("busy_W");
+  spec.idle_w = watts("idle_W");
+  spec.other = others(view, known);
   return spec;
 }
 

@@ -5,9 +5,10 @@
 //                                  agreement_at_bits: bits -> [of each cut]
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
-//                                  agreement, process_MB, threads, kernels, handling: transport -> receive_s,
+//                                  agreement, process_MB, busy_W, threads, kernels, handling: transport -> receive_s,
 //                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
 //                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths
+//                         type  -> busy_W, idle_W                        (optional)
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
 //   CLUSTER.yml           device_types, devices: the contents of such a file, or its name
@@ -73,6 +74,7 @@ struct Profile {
   std::optional<double> collect_s;
   std::optional<double> agreement;     // part of the classifications that are those of float32
   std::optional<double> process_bytes;  // memory of the process besides its stage
+  std::optional<double> busy_w;        // watts while it was measured
   double threads = 0;                  // 0: unknown
   std::string kernels;                 // with which it was profiled; empty: unknown
   double tokens = 0;                   // sentence length; 0 if unknown or not text
@@ -90,6 +92,8 @@ struct TypeSpec {
   std::string name;
   double bw_bytes_per_s = 0;
   double mem_bytes = 0;
+  std::optional<double> busy_w;        // watts while it computes, for profiles without their own
+  std::optional<double> idle_w;        // watts while it waits
   std::vector<ModelProfiles> models;
   OtherKeys other;
 };

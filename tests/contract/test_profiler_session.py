@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,14 +22,16 @@ from profiles import content, write_results
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
-from pipeedge.plan import spec_files
+from pipeedge.observe.energy import Source
+from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import TransportHandling
-from pipeedge.profile import layer_work, session
+from pipeedge.profile import layer_work, power, session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
 from pipeedge.profile.job import Job
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.profile.request import ProfileCommand, SyntheticCommand
-from pipeedge.profile.result_files import load_results
+from pipeedge.profile.result_files import load_results, save_results
+from pipeedge.profile.results import ProfileResults
 from pipeedge.profile.synthetic import synthesize
 
 MIB = 2**20
@@ -46,6 +49,7 @@ TCP = TransportHandling(1e-5, 2e-10, 3e-5, 4e-10)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "measure_links", lambda job: {"tcp": TCP})
+    monkeypatch.setattr(session, "open_source", lambda: (None, ()))
     return tmp_path
 
 
@@ -130,6 +134,67 @@ def test_one_command_makes_all_profiles_of_a_joint_plan(here: Path) -> None:
     assert [profile.agreement is None for profile in profiles] == [True, True, False, False]
     assert profiles[2].agreement == profiles[3].agreement
     assert refused(here, *DIGITS, *several).startswith("profiler_results-1-float32.yml has layers 1-16")
+
+
+def test_an_interrupted_run_goes_on_with_the_profiles_that_are_missing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = ("-b", "1,2,4", "--dtype", "float32", "-L", 4, "--no-warmup", "-i", 1)
+    measure, begun = session.measure_layers, []
+
+    def interrupted(job: Job, *more: Any) -> ProfileResults:
+        begun.append(job.batch_size)
+        if begun == [1, 2]:
+            raise KeyboardInterrupt
+        return measure(job, *more)
+
+    monkeypatch.setattr(session, "measure_layers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        profiled("-m", "vit-digits", *several)
+    assert [path.name for path in here.iterdir()] == ["profiler_results-1-float32.yml"]
+    before = content(here)
+    told = profiled("-m", "vit-digits", *several)
+    assert begun == [1, 2, 2, 4]
+    assert told[0].startswith("measured     profiler_results-1-float32.yml is kept from an earlier run")
+    after = content(here)
+    assert len(after) == 3
+    assert before.items() <= after.items()
+    # What is whole is used for the files that are missing, and not measured again.
+    profiled("-m", "vit-digits", *several[:4], "-l", 5, "--no-warmup", "-i", 1)
+    profiled("-m", "vit-digits", "-b", "1,2,4", "-dt", "board", "--bw-Mbps", 100)
+    assert begun == [1, 2, 2, 4, 1, 2, 4]
+    assert len(spec_files.load_device_types("device_types.yml")["board"].profiles["vit-digits"]) == 3
+    first = here / "profiler_results-1-float32.yml"
+    save_results(first, replace(load_results(first), threads=99))
+    with pytest.raises(SpecError, match="results of another thread count"):
+        profiled("-m", "vit-digits", *several)
+
+
+class Plug(Source):
+    """A meter at the plug of a machine that always takes 5 W."""
+
+    name = "plug"
+
+    def joules(self, now_s: float) -> float:
+        return 5 * now_s
+
+
+def test_power_is_measured_where_the_machine_counts_energy(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "open_source", lambda: (Plug(), ()))
+    monkeypatch.setattr(power, "IDLE_S", power.STEP_S)
+    told = profiled(*DIGITS, "-dt", "board", "--bw-Mbps", 100)
+    assert "power        5 W while it computes, 5 W while it waits" in told
+    board = spec_files.load_device_types("device_types.yml")["board"]
+    (profile,) = board.profiles["vit-digits"]
+    assert (profile.busy_w, board.idle_w) == (pytest.approx(5), pytest.approx(5))
+    # A type with the watts of a meter keeps them.
+    spec_writing.save_device_types("own.yml", {"board": replace(board, busy_w=9.0, idle_w=7.0, profiles={})})
+    profiled("--from-results", "-dt", "board", "-sdt", "own.yml")
+    board = spec_files.load_device_types("own.yml")["board"]
+    assert (board.busy_w, board.idle_w) == (9, 7)
+    assert board.profiles["vit-digits"][0].busy_w is None
 
 
 def test_only_new_layers_are_added_to_the_file(here: Path) -> None:

@@ -111,6 +111,7 @@ def device_types(draw: st.DrawFn) -> DeviceType:
             collect_s=seconds,
             agreement=st.none() | st.floats(0, 1),
             process_bytes=st.none() | amounts,
+            busy_w=seconds,
             threads=st.none() | st.integers(1, 64),
             kernels=st.sampled_from([None, "onednn", "torch", "emulated"]),
             handling=st.dictionaries(names, handling, max_size=2),
@@ -121,6 +122,8 @@ def device_types(draw: st.DrawFn) -> DeviceType:
         mem_bytes=draw(amounts),
         bw_bytes_per_s=draw(amounts) / 8,
         profiles=draw(st.dictionaries(names, listed, max_size=2)),
+        busy_w=draw(seconds),
+        idle_w=draw(seconds),
         extra=draw(extras),
     )
 

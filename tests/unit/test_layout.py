@@ -53,7 +53,7 @@ run        activity worker stage under_way reading held_out data_rank context li
            data_part parts replanning decision live_planning phases reporting outcome shelf epochs pipeline
            preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
-           data_work transport_costs converting products synthetic display job layer_work
+           data_work transport_costs converting products synthetic display job power layer_work
            dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering pipeline
@@ -209,8 +209,9 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"control.dialling", "control.uplink", "testbed.network"}
-"""Modules that sleep, because there is no event for a remote port that opens or a cable that carries."""
+SLEEPS = {"control.dialling", "control.uplink", "profile.power", "testbed.network"}
+"""Modules that sleep: there is no event for a remote port that opens or a cable that carries, and an idle
+machine is watched for a while."""
 
 
 def module_name(path: Path) -> str:

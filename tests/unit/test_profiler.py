@@ -17,6 +17,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.machine import MemoryBudget, available_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
+from pipeedge.observe.energy import Source
 from pipeedge.plan.specs import TRANSPORTS, TransportHandling
 from pipeedge.profile import transport_costs
 from pipeedge.profile.data_work import measure_data_work
@@ -31,6 +32,7 @@ from pipeedge.profile.measuring import (
     summaries,
     time_layers,
 )
+from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, ranges_text
@@ -209,6 +211,46 @@ def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family:
     expected = shard(payload)
     assert all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
     assert not any(part._forward_hooks for part in shard.parts.values())
+
+
+class Board(Source):
+    """A board and its clock: it takes 3 W while it waits and 12 W while it computes."""
+
+    name = "board"
+
+    def __init__(self) -> None:
+        self.now_s = self.used_j = 0.0
+        self.works = True
+
+    def joules(self, now_s: float) -> float:
+        assert now_s == self.now_s
+        if not self.works:
+            raise OSError("gone")
+        return self.used_j
+
+    def spend(self, seconds: float, watts: float = 3.0) -> None:
+        self.now_s += seconds
+        self.used_j += seconds * watts
+
+
+def test_power_is_that_of_waiting_and_of_passes_alone() -> None:
+    board = Board()
+    meter = PowerMeter(board, lambda: board.now_s, board.spend)
+    assert meter.idle_w() == pytest.approx(3)
+    for _ in range(2):
+        board.spend(7, watts=100)  # loads weights
+        with meter.computing():
+            board.spend(2, watts=12)
+            meter.sample()
+            board.spend(1, watts=15)
+    assert meter.take_watts() == pytest.approx(13)
+    assert meter.take_watts() is None
+    board.works = False
+    with meter.computing():
+        board.spend(1)
+    assert meter.take_watts() is None
+    assert meter.idle_w() is None
+    assert PowerMeter(None).idle_w() is None
 
 
 def test_short_passes_are_repeated_more_often() -> None:
