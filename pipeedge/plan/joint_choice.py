@@ -22,6 +22,7 @@ from pipeedge.plan.schedule_files import schedule_on
 from pipeedge.plan.scheduler import PromisedStage, SchedulerRequest, Solution
 from pipeedge.plan.spec_files import find_named, read_files
 from pipeedge.plan.specs import ModelProfile, short_dtype
+from pipeedge.request.scheduling import ENERGY
 
 __all__ = ["JointPlan", "Trial", "choose_together", "profiled_sizes"]
 
@@ -133,6 +134,7 @@ def choose_together(
                 *(option for option in asked.arguments() if not option.startswith(_CHOSEN)),
                 f"--batch-sizes={','.join(map(str, sizes))}",
                 *limits.arguments(),
+                *_objective(asked),
                 f"--time-limit={asked.time_limit_s}",
             ],
             timeout_s=asked.time_limit_s + GRACE_S,
@@ -142,6 +144,12 @@ def choose_together(
     if trial is None:
         return plan(_Limits(min_agreement))[0]
     return _first_that_passes(plan, _Limits(min_agreement), trial, _profiled_dtypes(asked))
+
+
+def _objective(asked: SchedulerRequest) -> list[str]:
+    """Return the options that say what the plan is to make as good as it can."""
+    least = asked.min_throughput
+    return [f"--objective={asked.objective}", *([] if least is None else [f"--min-throughput={least}"])]
 
 
 def _first_that_passes(
@@ -215,7 +223,7 @@ def _read_plan(text: str, hosts: Sequence[str] | None) -> tuple[JointPlan, dict[
             bottleneck_s=answer["bottleneck_s"],
             throughput_items_per_s=answer["throughput_items_per_s"],
             latency_s=answer["latency_s"],
-            lower_bound_s=answer["lower_bound_s"],
+            lower_bound_s=answer.get("lower_bound_s"),
             gap=answer["gap"],
             bottleneck=answer["bottleneck"],
             warnings=tuple(answer["warnings"]),
@@ -234,6 +242,7 @@ def _read_plan(text: str, hosts: Sequence[str] | None) -> tuple[JointPlan, dict[
             input_link_s=rows[0]["link_in_s"],
             feed_s=answer["feed_s"],
             collect_s=answer["collect_s"],
+            joules_per_item=answer.get("joules_per_item"),
         )
         return JointPlan(solution, int(answer["batch_size"]), (_note(answer),)), answer
     except (ValueError, KeyError, TypeError) as error:
@@ -245,6 +254,8 @@ def _note(answer: dict[str, Any]) -> str:
     parts = [f"{_BEGINNING}microbatches of {int(answer['batch_size'])}"]
     if rate is not None:
         parts.append(f"{figure(rate, 3)} items/s")
+    if answer["objective"] == ENERGY:
+        parts.append(f"{figure(answer['joules_per_item'], 3)} J an item")
     if answer["losses_known"]:
         parts.append(f"an agreement of {figure(max(0.0, 1 - answer['loss']), 4)} expected")
     if answer["gap"] > 0:

@@ -67,6 +67,8 @@ class Prediction:
     """Seconds that the data rank takes to read and feed a microbatch."""
     collect_s: Number = 0.0
     """Seconds that the data rank takes to collect the results of a microbatch."""
+    joules_per_item: Number | None = None
+    """Energy of all hosts that are on, once the pipeline is full, or None if it is unknown."""
 
     @property
     def scaled(self) -> bool:

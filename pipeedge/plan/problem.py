@@ -128,8 +128,8 @@ class SolverOptions:
     """Whether to find out what the loss of each host would cost."""
 
     def __post_init__(self) -> None:
-        if self.objective not in ("throughput", "latency"):
-            raise RequestError(f"the objective {self.objective} is neither throughput nor latency")
+        if self.objective not in ("throughput", "latency", "energy"):
+            raise RequestError(f"the objective {self.objective} is neither throughput, latency nor energy")
         if not 0 < self.time_limit_s < float("inf"):
             raise RequestError(f"the scheduler's time limit is {self.time_limit_s} s; it must be above 0")
 

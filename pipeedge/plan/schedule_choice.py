@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,7 @@ def _compressed(
 
     prediction = dataclasses.replace(
         planned.prediction,
+        joules_per_item=None,  # those of other links
         stages=tuple(
             dataclasses.replace(promise, link_s=promise.link_s * shrink(stage, before))
             for promise, stage, before in zip(
@@ -165,7 +167,21 @@ def _requested_schedule(
 
         # Once items travel in microbatches of some size, it stays.
         exactly = ranks is not None
-        chosen = choose_together(asked, wanted.min_agreement, wanted.hosts, exactly=exactly, trial=trial)
+        asked = dataclasses.replace(asked, objective=wanted.objective, min_throughput=wanted.min_throughput)
+        choose = partial(
+            choose_together,
+            min_agreement=wanted.min_agreement,
+            hosts=wanted.hosts,
+            exactly=exactly,
+            trial=trial,
+        )
+        try:
+            chosen = choose(asked)
+        except InfeasibleError:
+            if ranks is None or wanted.min_throughput is None:
+                raise
+            # The hosts that are left may all be too slow; then they are to be as fast as they can.
+            chosen = choose(dataclasses.replace(asked, objective="throughput", min_throughput=None))
         found, size = chosen.solution, chosen.microbatch_size
         notes = (*unlisted, *chosen.notes, *found.warnings)
     elif wanted.automatic_dtype:
@@ -279,7 +295,13 @@ def _prediction(found: Solution, microbatch_size: int, tokens: int | None) -> Pr
         for stage in found.stages
     )
     return Prediction(
-        tuple(stages), microbatch_size, tokens, found.input_link_s, found.feed_s, found.collect_s
+        tuple(stages),
+        microbatch_size,
+        tokens,
+        found.input_link_s,
+        found.feed_s,
+        found.collect_s,
+        found.joules_per_item,
     )
 
 

@@ -68,6 +68,9 @@ class SchedulerRequest:
     transport: str = "p2p"
     """Transport of the links, whose costs are counted where a profile has them."""
     objective: str = "throughput"
+    """``throughput``, ``latency`` or, for a joint plan, ``energy``."""
+    min_throughput: float | None = None
+    """Least items per second where energy is the objective; None for any."""
     time_limit_s: float = 10.0
     survive_loss: bool = False
     """Whether only a schedule that survives the loss of any one host but the data host will do."""
@@ -160,8 +163,8 @@ class Solution:
     """Items per second once the pipeline is full, or None if nothing takes time."""
     latency_s: float
     """Seconds of one microbatch through the idle pipeline."""
-    lower_bound_s: float
-    """Seconds of the objective below which no schedule lies."""
+    lower_bound_s: float | None
+    """Seconds of the objective below which no schedule lies; None where the objective is energy."""
     gap: float
     """Largest possible distance from the optimum, as a fraction; 0 if proven optimal."""
     bottleneck: str
@@ -180,6 +183,8 @@ class Solution:
     """Seconds that the data rank takes to collect the results of a microbatch; 0 if unknown."""
     losses: tuple[HostLoss, ...] = ()
     """Losses of hosts with a stage and of the data host; empty if not asked for."""
+    joules_per_item: float | None = None
+    """Energy of all hosts that are on, or None if the watts of one are unknown, or nobody planned for it."""
 
 
 def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -> Problem:

@@ -140,6 +140,7 @@ class _RunView:
             ("run_items_per_s", "with filling and draining"),
         ):
             rows += _prediction_rows(self.run.predicted, key, f"throughput, {name}", "items/s")
+        rows += _prediction_rows(self.run.predicted, "joules_per_item", "energy an item", "J")
         for place, stage in enumerate(self.run.predicted_stages):
             number = round(stage.get("stage", place))
             rows += _prediction_rows(stage, "compute_s", f"stage {number}, a microbatch", "s")
@@ -259,7 +260,7 @@ def _ordered(seconds: dict[str, float] | Any) -> dict[str, float]:
 
 def _prediction_rows(of: Any, key: str, name: str, unit: str) -> list[tuple[str, str, str, str]]:
     predicted, measured = of.get(key), of.get(f"{key}_measured")
-    if predicted is None or measured is None:
+    if predicted is None or (measured is None and unit != "J"):
         return []
     error = of.get(f"{key}_error_percent")
 
@@ -267,7 +268,8 @@ def _prediction_rows(of: Any, key: str, name: str, unit: str) -> list[tuple[str,
         return f"{figure(value)} {unit}" if unit == "items/s" else f"{si(value)}{unit}"
 
     off = "–" if error is None else f"{error:+.1f} %"
-    return [(name, shown(predicted), shown(measured), off)]
+    # Few machines can measure energy, so its prediction is shown alone, too.
+    return [(name, shown(predicted), "–" if measured is None else shown(measured), off)]
 
 
 def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:

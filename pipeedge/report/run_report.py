@@ -132,7 +132,11 @@ class RunReport:
             "throughput_items_per_s": self.prediction.throughput_items_per_s,
             "bottleneck": self.prediction.bottleneck,
             "input_link_s": self.prediction.input_link_s,
+            "joules_per_item": self.prediction.joules_per_item,
         }
+        predicted_j, measured_j = self.prediction.joules_per_item, self._measured_joules_per_item()
+        if predicted_j is not None and measured_j is not None:
+            body |= PredictedFigure(predicted_j, measured_j).to_body("joules_per_item")
         if comparison.steady is not None:
             body |= comparison.steady.to_body("throughput_items_per_s")
         if comparison.run is not None:
@@ -148,6 +152,13 @@ class RunReport:
         ]
         body["remarks"] = list(comparison.remarks)
         return body
+
+    def _measured_joules_per_item(self) -> float | None:
+        """Return the energy of an item, or None unless it was measured on every host."""
+        if self.energy is None or self.energy["unmeasured_hosts"]:
+            return None
+        joules: float | None = self.energy["joules_per_item"]
+        return joules
 
 
 _LATENCIES = 2000
@@ -251,7 +262,9 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         yield f"accuracy    {accuracy.top1:.4f} ({accuracy.correct}/{accuracy.labelled})"
     if report.check is not None:
         yield f"check       {report.check}"
-    yield from _energy_lines(report.energy)
+    energy = [*_energy_lines(report.energy), *_predicted_energy_lines(report.prediction)]
+    for number, line in enumerate(energy):
+        yield f"{'' if number else 'energy':<12}{line}"
     if report.skipped:
         yield f"skipped     {count(len(report.skipped), 'input')} that cannot be read:"
         yield from (f"            {line}" for line in report.skipped)
@@ -294,12 +307,17 @@ def _energy_lines(energy: Mapping[str, Any] | None) -> Iterator[str]:
     if energy is None or energy["joules"] is None:
         return
     sources = ", ".join(dict.fromkeys(rank["source"] for rank in energy["ranks"] if rank["source"]))
-    line = f"energy      {figure(energy['joules'])} J, {figure(energy['mean_watts'])} W ({sources})"
+    line = f"{figure(energy['joules'])} J, {figure(energy['mean_watts'])} W ({sources})"
     if energy["joules_per_item"] is not None:
         line += f", {figure(energy['joules_per_item'])} J an item"
     if energy["unmeasured_hosts"]:
         line += f"; not measured on {', '.join(energy['unmeasured_hosts'])}"
     yield line
+
+
+def _predicted_energy_lines(prediction: Prediction | None) -> Iterator[str]:
+    if prediction is not None and prediction.joules_per_item is not None:
+        yield f"{figure(prediction.joules_per_item)} J an item predicted, on the hosts that take part"
 
 
 def _comparison_table(comparison: Comparison) -> Table:

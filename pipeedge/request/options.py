@@ -102,7 +102,9 @@ SECTIONS = (
     ),
     Section(
         _SCHEDULE,
-        options_of(ScheduleRequest, "plan", "dtypes", "min_agreement", "held_out"),
+        options_of(
+            ScheduleRequest, "plan", "dtypes", "min_agreement", "objective", "min_throughput", "held_out"
+        ),
         topic="number types",
         chapter="[dtypes.md](dtypes.md)",
     ),

@@ -15,6 +15,7 @@ from pipeedge.request.parsing import dtype_names, integers, names, path
 __all__ = [
     "ADAPTIVE",
     "AUTO",
+    "ENERGY",
     "OFF",
     "ONLY_REPORT",
     "CLAMPS",
@@ -30,6 +31,8 @@ AUTO = "auto"
 """Value of ``--dtype``, ``--link-bits``, ``--link-transform``, ``--plan`` and ``--replan``."""
 CUT = "cut"
 """Value of ``--plan`` that lets the scheduler choose only the cut and the hosts."""
+ENERGY = "energy"
+"""Value of ``--objective``."""
 OFF, ONLY_REPORT = "off", "only-report"
 """Further values of ``--replan``."""
 CLAMPS = ("none", "laplace", "gelu", "ds-aciq", "mse")
@@ -105,6 +108,23 @@ class ScheduleRequest:
         ),
         help="with --dtype auto or --plan auto: least fraction of items whose class must be that of float32, "
         "as profiled (any with --dtype auto, 0.99 with --plan auto)",
+    )
+    objective: str = option(
+        "throughput",
+        "--objective",
+        choices=("throughput", "latency", ENERGY),
+        obeyed_by=ObeyedBy.RANK_0,
+        help="with --plan auto: what the plan makes as good as it can; energy: the joules an item, from the "
+        "watts in device_types.yml ({default})",
+    )
+    min_throughput: float | None = option(
+        None,
+        "--min-throughput",
+        type=float,
+        metavar="RATE",
+        obeyed_by=ObeyedBy.RANK_0,
+        check=Check(lambda rate: 0 < rate < math.inf, "must be a number of items per second above 0"),
+        help="with --objective energy: least number of items per second (any)",
     )
     held_out: int = option(
         0,
@@ -192,6 +212,10 @@ class ScheduleRequest:
             raise ScheduleError("--min-agreement needs --dtype auto or --plan auto")
         if self.held_out and not self.joint:
             raise ScheduleError("--held-out needs --plan auto, which has a next best plan")
+        if self.objective != "throughput" and not self.joint:
+            raise ScheduleError(f"--objective {self.objective} needs --plan auto")
+        if self.min_throughput is not None and self.objective != ENERGY:
+            raise ScheduleError("--min-throughput needs --objective energy, which may choose a slower plan")
         if self.joint:
             if not self.automatic:
                 raise ScheduleError(f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file")

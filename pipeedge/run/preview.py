@@ -40,6 +40,8 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     if planned.prediction is not None and predicted is not None:
         show(f"predicted throughput: {figure(predicted)} items/s")
         show(f"predicted bottleneck: {planned.prediction.bottleneck}")
+        if planned.prediction.joules_per_item is not None:
+            show(f"predicted energy: {figure(planned.prediction.joules_per_item)} J an item")
     for line in _loss_lines(request, planned):
         show(line)
     for note in planned.notes:

@@ -14,7 +14,12 @@ constexpr double kSecondsEach = 1;     // for each question that is planned anew
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 double objective_of(const JointCosts& costs, double batch_size, Objective objective) {
-  return objective == Objective::kLatency ? costs.latency_s : costs.period_s / batch_size;
+  switch (objective) {
+    case Objective::kLatency: return costs.latency_s;
+    case Objective::kEnergy: return *costs.joules / batch_size;
+    case Objective::kThroughput: break;
+  }
+  return costs.period_s / batch_size;
 }
 
 // Without the settings of which `gone` holds.
@@ -100,6 +105,7 @@ class Alternatives {
       if (cost.seconds.mem_bytes > cost.seconds.mem_available_bytes * (1 + 1e-9)) return;
     }
     if (costs.loss > problem_.max_loss * (1 + 1e-9) || costs.latency_s > problem_.max_latency_s) return;
+    if (solution_.batch_size < options_.min_items_per_s * costs.period_s * (1 - 1e-9)) return;
     if (!(objective < kInfinity) || !(costs.loss < kInfinity)) return;
     if (best.feasible && std::make_pair(objective, costs.loss) >= std::make_pair(best.objective, best.loss)) return;
     best.feasible = true;

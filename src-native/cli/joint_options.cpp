@@ -11,7 +11,8 @@ namespace {
 // What the plan chooses by itself, with the option that limits the choice.
 const std::set<std::string> kChosen{"--batch-size", "--dtype", "--dtype-of", "--link-bits"};
 const std::set<std::string> kQuestions{"--add-host", "--remove-host", "--scale-bandwidth", "--losses", "--survive-loss"};
-const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--max-latency", "--min-agreement"};
+const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--max-latency", "--min-agreement",
+                                       "--min-throughput"};
 
 double fraction(const std::string& option, const std::string& text) {
   char* end = nullptr;
@@ -82,13 +83,26 @@ Group joint_group() {
                [](CommandLine& c, const std::string& n, const std::string& v) {
                  c.joint_request.max_latency_s = positive_number(n, v);
                }},
+              {{"--min-throughput"},
+               "RATE",
+               "with --objective energy: least number of items per\n"
+               "second [any]",
+               [](CommandLine& c, const std::string& n, const std::string& v) {
+                 c.solver.min_items_per_s = positive_number(n, v);
+               }},
           }};
 }
 
 void check_joint(const CommandLine& line, const std::vector<std::string>& given) {
+  if (!line.joint && line.solver.objective == Objective::kEnergy) {
+    throw UsageError("--objective energy needs --plan auto; --batch-sizes, --dtypes and --widths limit its choice");
+  }
   for (const std::string& name : given) {
     if (!line.joint && kOnlyJoint.count(name) != 0) {
       throw UsageError(name + " needs --plan auto, which chooses what it limits");
+    }
+    if (name == "--min-throughput" && line.solver.objective != Objective::kEnergy) {
+      throw UsageError(name + " needs --objective energy, which would otherwise choose a slower plan");
     }
     if (!line.joint) continue;
     if (kChosen.count(name) != 0) {

@@ -20,7 +20,33 @@ int bits_behind(const NamedJoint& joint, const JointStage& stage) {
   return stage.width < 0 ? 0 : joint.problem.widths[at(stage.width)].bits;
 }
 
-bool for_latency(const Options& options) { return options.objective == Objective::kLatency; }
+const char* objective_name(const Options& options) {
+  switch (options.objective) {
+    case Objective::kLatency: return "latency";
+    case Objective::kEnergy: return "energy";
+    case Objective::kThroughput: break;
+  }
+  return "throughput";
+}
+
+// A value of the objective, in words.
+std::string objective_text(double objective, const Options& options) {
+  switch (options.objective) {
+    case Objective::kLatency: return "latency " + seconds_text(objective);
+    case Objective::kEnergy: return energy_text(objective);
+    case Objective::kThroughput: break;
+  }
+  return rate_text(1 / objective);
+}
+
+std::string bound_text(const JointSolution& solution, const Options& options) {
+  switch (options.objective) {
+    case Objective::kLatency: return seconds_text(solution.lower_bound) + " on the latency";
+    case Objective::kEnergy: return energy_text(solution.lower_bound);
+    case Objective::kThroughput: break;
+  }
+  return seconds_text(solution.lower_bound) + " an item";
+}
 
 // The device type of a stage, and the notes about it.
 struct Device {
@@ -73,11 +99,33 @@ std::string next_best_line(const NamedJoint& joint, const NextBest& next, double
   if (!next.feasible) return line + (next.planned_anew ? "no plan without it" : "nothing else keeps the limits");
   line += "next best: " + next.instead;
   if (!next.planned_anew) line += ", all else as it is";
-  const double ratio = for_latency(options) ? next.objective / today : today / next.objective;
-  line += ": " + (for_latency(options) ? "latency " + seconds_text(next.objective) : rate_text(1 / next.objective));
+  const bool rate = options.objective == Objective::kThroughput;
+  const double ratio = rate ? today / next.objective : next.objective / today;
+  line += ": " + objective_text(next.objective, options);
   if (std::isfinite(ratio)) line += std::string(" (") + (ratio >= 1 ? "+" : "") + percent_text(ratio - 1) + ")";
   if (joint.losses_known) line += ", agreement " + agreement_text(joint, next.loss);
   return line;
+}
+
+// "3.21 J an item: pi1 1.2, desk 2.01".
+std::string energy_words(const NamedJoint& joint, const JointSolution& solution, const JointCosts& costs,
+                         const std::vector<std::string>& names) {
+  std::vector<std::string> parts;
+  double rest = *costs.joules;
+  for (std::size_t s = 0; s < solution.stages.size(); ++s) {
+    const double joules = *costs.stages[s].joules;
+    parts.push_back(yaml::printable(names[at(solution.stages[s].host)]) + " " +
+                    figure_text(joules / solution.batch_size));
+    rest -= joules;
+  }
+  const Problem& first = setting_of(joint, solution.stages.front()).problem;
+  const auto on_data = [&](const JointStage& stage) {
+    return names[at(stage.host)] == first.hosts[at(first.data_host)].name;
+  };
+  if (first.data_host >= 0 && std::none_of(solution.stages.begin(), solution.stages.end(), on_data)) {
+    parts.push_back("the data host " + figure_text(rest / solution.batch_size));
+  }
+  return energy_text(*costs.joules / solution.batch_size) + ": " + yaml::listing(parts, parts.size());
 }
 
 }  // namespace
@@ -121,7 +169,7 @@ std::string joint_explanation(const NamedJoint& joint, const JointSolution& solu
                megabytes_text(cost.seconds.mem_bytes) + " of " + megabytes_text(cost.seconds.mem_available_bytes)});
   }
   std::string text = yaml::printable(joint.model) + ": " + std::to_string(joint.problem.layers()) +
-                     " layers, planned jointly for " + (for_latency(options) ? "latency" : "throughput") + "\n" +
+                     " layers, planned jointly for " + objective_name(options) + "\n" +
                      table.text();
   text += "microbatch   " + figure_text(solution.batch_size) + " items\n";
   text += "bottleneck   " + bottleneck_words(names, solution, costs) + "\n";
@@ -129,8 +177,8 @@ std::string joint_explanation(const NamedJoint& joint, const JointSolution& solu
   text += "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
   text += "agreement    " + agreement_text(joint, solution.loss) + " expected" +
           (joint.losses_known ? ", at least " + figure_text(1 - joint.problem.max_loss) + " wanted" : "") + "\n";
-  text += "lower bound  " + seconds_text(solution.lower_bound) + (for_latency(options) ? " on the latency" : " an item") +
-          ", gap " + percent_text(solution.gap()) + ": " + quality(solution) + "\n";
+  if (costs.joules) text += "energy       " + energy_words(joint, solution, costs, names) + "\n";
+  text += "lower bound  " + bound_text(solution, options) + ", gap " + percent_text(solution.gap()) + ": " + quality(solution) + "\n";
   text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
   for (const NextBest& next : others) {
     text += "chosen       " + next_best_line(joint, next, solution.objective, options) + "\n";
@@ -147,7 +195,7 @@ std::string joint_report_json(const NamedJoint& joint, const JointSolution& solu
   json.key("model").value(joint.model);
   json.key("layers").value(joint.problem.layers());
   json.key("batch_size").value(solution.batch_size);
-  json.key("objective").value(for_latency(options) ? "latency" : "throughput");
+  json.key("objective").value(objective_name(options));
   json.key("status").value(solution.status == Status::kOptimal ? "optimal" : "bounded");
   json.key("schedule").open('[');
   for (std::size_t s = 0; s < solution.stages.size(); ++s) {
@@ -167,6 +215,7 @@ std::string joint_report_json(const NamedJoint& joint, const JointSolution& solu
     json.key("link_out_s").value(cost.seconds.link_out_s);
     json.key("loss").value(cost.loss);
     json.key("link_loss").value(cost.link_loss);
+    if (cost.joules) json.key("joules").value(*cost.joules);
     json.key("mem_bytes").value(cost.seconds.mem_bytes);
     json.key("mem_available_bytes").value(cost.seconds.mem_available_bytes);
     if (device.notes.threads > 0) json.key("threads").value(device.notes.threads);
@@ -187,14 +236,16 @@ std::string joint_report_json(const NamedJoint& joint, const JointSolution& solu
       first.data_host < 0 ? nullptr : &first.types[at(first.hosts[at(first.data_host)].type)];
   json.key("feed_s").value(data == nullptr ? 0 : data->feed_s);
   json.key("collect_s").value(data == nullptr ? 0 : data->collect_s);
-  json.key("objective_s").value(solution.objective);
-  json.key("lower_bound_s").value(solution.lower_bound);
+  if (costs.joules) json.key("joules_per_item").value(*costs.joules / solution.batch_size);
+  const bool seconds = options.objective != Objective::kEnergy;
+  json.key(seconds ? "objective_s" : "objective_j").value(solution.objective);
+  json.key(seconds ? "lower_bound_s" : "lower_bound_j").value(solution.lower_bound);
   json.key("gap").value(solution.gap());
   json.key("elapsed_s").value(solution.elapsed_s);
   json.key("next_best").open('[');
   for (const NextBest& next : others) {
     json.open('{').key("choice").value(next.choice).key("instead").value(next.instead);
-    json.key("feasible").value(next.feasible).key("objective_s").value(next.objective);
+    json.key("feasible").value(next.feasible).key(seconds ? "objective_s" : "objective_j").value(next.objective);
     json.key("loss").value(next.loss).key("planned_anew").value(next.planned_anew).close('}');
   }
   json.close(']');
@@ -213,6 +264,14 @@ std::string joint_report_json(const NamedJoint& joint, const JointSolution& solu
 std::string why_no_plan(const NamedJoint& joint, const Options& options) {
   Options quick = options;
   quick.time_limit_s = std::min(options.time_limit_s, 2.0);
+  if (options.objective == Objective::kEnergy) {
+    quick.objective = Objective::kThroughput;
+    const JointSolution fastest = solve(joint.problem, quick);
+    if (!fastest.stages.empty()) {
+      return "none has a throughput of " + rate_text(options.min_items_per_s) + "; the fastest has " +
+             rate_text(items_per_s(fastest)) + ": lower --min-throughput";
+    }
+  }
   JointProblem freed = joint.problem;
   freed.max_loss = kInfinity;
   if (!solve(freed, quick).stages.empty()) {

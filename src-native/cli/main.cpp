@@ -13,6 +13,7 @@
 #include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
+#include "../yaml/wording.hpp"
 #include "files_json.hpp"
 #include "joint_files.hpp"
 #include "joint_json.hpp"
@@ -239,6 +240,17 @@ int run(const CommandLine& line, const Messages& messages) {
   return kInfeasible;
 }
 
+// Throws UsageError if the energy of a plan may not be known.
+void require_watts(const NamedJoint& joint, const std::string& problem) {
+  std::vector<std::string> unknown;
+  for (const std::string& host : unknown_watts(joint.problem)) unknown.push_back(yaml::printable(host));
+  if (unknown.empty()) return;
+  const std::string keys = problem.empty() ? "busy_W (and idle_W)" : "busy_w (and idle_w)";
+  throw UsageError("--objective energy: the power of " + yaml::listing(unknown) + " is unknown; write " + keys +
+                   " into the device type, in watts as a meter shows them, profile it where profiler.py can measure "
+                   "energy, or leave it out of --hosts");
+}
+
 int run_jointly(const CommandLine& line, const Messages& messages) {
   const NamedJoint joint = read_joint_request(line);
   validate(joint.problem);
@@ -247,6 +259,7 @@ int run_jointly(const CommandLine& line, const Messages& messages) {
     return kDone;
   }
   for (const std::string& warning : joint.warnings) messages.say("warning: " + warning);
+  if (line.solver.objective == Objective::kEnergy) require_watts(joint, line.problem);
   const JointSolution solution = solve(joint.problem, line.solver);
   if (solution.stages.empty()) {
     if (line.format == Format::kJson && !line.problem.empty()) {

@@ -177,12 +177,16 @@ std::vector<Group> option_groups() {
             "WHICH",
             "throughput: make the slowest stage or link as fast as\n"
             "possible; latency: minimise the time of a microbatch\n"
-            "through the idle pipeline [throughput]",
+            "through the idle pipeline; energy, with --plan auto:\n"
+            "minimise the joules an item, with a throughput of at\n"
+            "least --min-throughput [throughput]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
-              if (v != "throughput" && v != "latency") {
-                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput nor latency");
+              if (v != "throughput" && v != "latency" && v != "energy") {
+                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput, latency nor energy");
               }
-              c.solver.objective = v == "latency" ? Objective::kLatency : Objective::kThroughput;
+              c.solver.objective = v == "latency"  ? Objective::kLatency
+                                   : v == "energy" ? Objective::kEnergy
+                                                   : Objective::kThroughput;
             }},
            {{"--time-limit"},
             "SECONDS",
@@ -255,7 +259,7 @@ std::vector<Group> option_groups() {
 const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
                                          "--add-host",    "--remove-host",     "--explain",   "--format",
                                          "--help",        "--scale-bandwidth", "--version",   "--losses",
-                                         "--survive-loss", "--plan"};
+                                         "--survive-loss", "--plan",        "--min-throughput"};
 
 // Last names of the options that are allowed with --format files.
 const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",

@@ -56,6 +56,8 @@ std::string microseconds_text(double seconds) {
   return std::fabs(seconds) < 1e6 ? formatted("%.6f", seconds) : figure_text(seconds);
 }
 
+std::string energy_text(double joules) { return figure_text(joules) + " J an item"; }
+
 std::string rate_text(double items_per_s) {
   if (!std::isfinite(items_per_s)) return "unbounded items/s";
   return figure_text(items_per_s) + " items/s";

@@ -12,6 +12,7 @@ std::string figure_text(double value);
 std::string seconds_text(double seconds);        // "1.549 s", "9.234 ms", "never"
 std::string microseconds_text(double seconds);   // "1.548760": for columns of seconds
 std::string rate_text(double items_per_s);       // "5.165 items/s"
+std::string energy_text(double joules);          // "3.214 J an item"
 std::string megabytes_text(double bytes);        // "151.2", in units of 2^20 bytes
 std::string percent_text(double fraction);       // "1.30 %"
 

@@ -19,13 +19,18 @@
 //   loss                 the sum over all stages and links: a stage has the losses of its layers in its number
 //                        type, a link the loss of its cut at its width
 //
-// Losses are parts of the answers that change. That they add up is an assumption; a plan has to be tried out.
-// The data rank's own work, in seconds for a microbatch, is the largest that any setting of u states for it.
+//   joules               of a microbatch, for each host that is on: busy_w while it computes, idle_w for the rest
+//                        of the period. On are the hosts with a stage, and the data host; links cost nothing
 //
-// kThroughput minimises period / u, kLatency the latency of one microbatch, both with a loss of at most
-// max_loss and a latency of at most max_latency_s. Ties are broken, as far as a limited effort goes, by the
-// smallest loss, then the fewest hosts, then a stage on the data host, then the smallest latency; for kThroughput,
-// links finally get the most bits with which nothing but the latency grows. Values with a relative difference of
+// Losses are parts of the answers that change. That they add up is an assumption; a plan has to be tried out.
+// The data rank's own work, in seconds for a microbatch, is the largest that any setting of u states for it, as are
+// the watts that it takes for that.
+//
+// kThroughput minimises period / u, kLatency the latency of one microbatch, kEnergy joules / u with a throughput
+// of at least Options::min_items_per_s; all of them with a loss of at most max_loss and a latency of at most
+// max_latency_s. kEnergy needs the watts of every host (unknown_watts). Ties are broken, as far as a limited effort goes, by the
+// smallest loss, then (not for kEnergy) the fewest hosts, then a stage on the data host, then the smallest latency;
+// except for kLatency, links finally get the most bits with which nothing but the latency grows. Values with a relative difference of
 // at most 1e-9 are equal.
 //
 // The method (joint_network.hpp, joint_prices.hpp, joint_search.hpp):
@@ -36,10 +41,13 @@
 //       +-- labels (cut, hosts used, sender, latency, loss): a label is dropped if another one is at least as good
 //           in all of them (a Pareto front: losses are never rounded) or if the prices rule it out
 //
+// kEnergy asks for spans of periods instead (joint_energy.hpp).
+//
 // The answer is proven for one u as soon as "no" holds just below the best plan, and for all as soon as it does
 // for each u. Otherwise the smallest limit with a "no" is the lower bound.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,7 +95,7 @@ struct JointSolution {
   Status status = Status::kUnknown;
   double batch_size = 0;
   std::vector<JointStage> stages;
-  double objective = kInfinity;        // seconds: period / batch_size, or latency
+  double objective = kInfinity;        // seconds: period / batch_size, or latency; kEnergy: joules / batch_size
   double lower_bound = 0;
   double period_s = kInfinity;
   double latency_s = kInfinity;
@@ -101,6 +109,7 @@ struct JointStageCost {
   StageCost seconds;
   double loss = 0;                     // of the stage
   double link_loss = 0;                // of the link after it
+  std::optional<double> joules;        // of its host, for a microbatch; none if its watts are unknown
 };
 
 struct JointCosts {
@@ -108,6 +117,7 @@ struct JointCosts {
   double period_s = 0;
   double latency_s = 0;
   double loss = 0;
+  std::optional<double> joules;        // of all hosts that are on, for a microbatch; none if some watts are unknown
 };
 
 // Throws std::invalid_argument with a one-line message for data that breaks the rules above.
@@ -115,6 +125,9 @@ void validate(const JointProblem& problem);
 
 // Names of all hosts of all settings, in the order in which they first appear.
 std::vector<std::string> host_names(const JointProblem& problem);
+
+// Hosts whose watts some setting does not state.
+std::vector<std::string> unknown_watts(const JointProblem& problem);
 
 // Costs of a plan whose stages have settings of one microbatch size.
 JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& stages);

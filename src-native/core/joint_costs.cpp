@@ -1,6 +1,7 @@
 // The rules that a joint problem keeps, and the costs of one plan: what the search must agree with.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -31,6 +32,18 @@ void check_same_model(const Problem& one, const Problem& other) {
   }
 }
 
+void check_idle_watts(const JointProblem& problem) {
+  std::map<std::string, double> known;
+  for (const Setting& setting : problem.settings) {
+    for (const Host& host : setting.problem.hosts) {
+      const double idle_w = setting.problem.types[at(host.type)].idle_w;
+      if (known.emplace(host.name, idle_w).first->second != idle_w) {
+        fail("the settings have different idle_w for the host " + host.name);
+      }
+    }
+  }
+}
+
 // Throws std::invalid_argument unless the stages are a plan at one microbatch size.
 void check_plan(const JointProblem& problem, const Wiring& wiring, const std::vector<JointStage>& stages) {
   std::set<int> hosts;
@@ -51,6 +64,28 @@ void check_plan(const JointProblem& problem, const Wiring& wiring, const std::ve
     if (!ends && (stage.width < 0 || at(stage.width) >= problem.widths.size())) fail("a link has no such width");
   }
   if (next != problem.layers()) fail("layer " + std::to_string(next + 1) + " is in no stage");
+}
+
+// The energy of a plan, if the watts of all hosts that are on are known; the period has to be.
+void add_joules(const JointProblem& problem, const Wiring& wiring, const DataWork& data,
+                const std::vector<JointStage>& stages, JointCosts& costs) {
+  bool known = data.busy_w >= 0;
+  double sum = data.joules(costs.period_s);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const JointStage& stage = stages[s];
+    const Problem& own = problem.settings[at(stage.setting)].problem;
+    const DeviceType& type = own.types[at(own.hosts[at(wiring.in_setting(stage.host, stage.setting))].type)];
+    JointStageCost& cost = costs.stages[s];
+    const bool on_data = stage.host == wiring.data_host();
+    if (type.busy_w < 0 || (on_data && data.busy_w < 0)) {
+      known = false;
+      continue;
+    }
+    const double computing = busy_joules(type, cost.seconds.compute_s);
+    cost.joules = computing + (on_data ? data.joules(costs.period_s) : type.idle_w * costs.period_s);
+    sum += on_data ? computing : *cost.joules;
+  }
+  if (known) costs.joules = sum;
 }
 
 }  // namespace
@@ -85,6 +120,7 @@ void validate(const JointProblem& problem) {
     const auto data = [](const Problem& p) { return p.data_host == -1 ? "" : p.hosts[at(p.data_host)].name; };
     if (data(own) != data(first)) fail("the settings have different data hosts");
   }
+  check_idle_watts(problem);
   const std::vector<std::string> names = host_names(problem);
   const std::set<std::string> known(names.begin(), names.end());
   for (const NamedLink& link : problem.links) {
@@ -100,6 +136,20 @@ void validate(const JointProblem& problem) {
     if (width.bits < 0 || width.bits > 64) fail("a link carries " + std::to_string(width.bits) + " bits a value");
     check_losses(width.loss, at(problem.layers()) + 1, std::to_string(width.bits) + " bits");
   }
+}
+
+std::vector<std::string> unknown_watts(const JointProblem& problem) {
+  std::vector<std::string> unknown;
+  for (const std::string& name : host_names(problem)) {
+    const auto lacks = [&](const Setting& setting) {
+      const auto& hosts = setting.problem.hosts;
+      return std::any_of(hosts.begin(), hosts.end(), [&](const Host& host) {
+        return host.name == name && setting.problem.types[at(host.type)].busy_w < 0;
+      });
+    };
+    if (std::any_of(problem.settings.begin(), problem.settings.end(), lacks)) unknown.push_back(name);
+  }
+  return unknown;
 }
 
 JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& stages) {
@@ -146,6 +196,7 @@ JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& 
     costs.stages.push_back(cost);
   }
   costs.latency_s += costs.stages.back().seconds.link_out_s;
+  add_joules(problem, wiring, data, stages, costs);
   return costs;
 }
 

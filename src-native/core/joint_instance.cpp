@@ -50,6 +50,10 @@ DataWork data_work(const JointProblem& problem, double batch_size) {
     if (setting.problem.batch_size != batch_size) continue;
     work.total_s = std::max(work.total_s, data_seconds(setting.problem));
     work.longest_s = std::max(work.longest_s, data_floor_seconds(setting.problem));
+    if (setting.problem.data_host == -1) continue;
+    const DeviceType& type = type_of(setting.problem, setting.problem.data_host);
+    work.busy_w = work.busy_w < 0 || type.busy_w < 0 ? -1 : std::max(work.busy_w, type.busy_w);
+    work.idle_w = type.idle_w;
   }
   return work;
 }

@@ -49,11 +49,19 @@ bool useful(const Problem& sender, int bits);
 // Loss of layers [first, last) of a type in a setting.
 double stage_loss(const Setting& setting, int type, int first, int last);
 double width_loss(const Width& width, int cut);
+// Joules that computing takes of a host, besides those of an idle one.
+inline double busy_joules(const DeviceType& type, double seconds) { return (type.busy_w - type.idle_w) * seconds; }
 
-// The data rank's own work in seconds for a microbatch: on its host in all, and the longest part of it.
+// The data rank's own work in seconds for a microbatch: on its host in all, and the longest part of it. Without a
+// data host, all is 0.
 struct DataWork {
   double total_s = 0;
   double longest_s = 0;
+  double busy_w = 0;                   // of its host while it does this work; negative: unknown
+  double idle_w = 0;                   // of its host, which is on in any plan
+
+  // Joules of a microbatch, without those of a stage on the same host.
+  double joules(double period_s) const { return (busy_w - idle_w) * total_s + idle_w * period_s; }
 };
 DataWork data_work(const JointProblem& problem, double batch_size);
 

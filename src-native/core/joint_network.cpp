@@ -53,6 +53,18 @@ bool JointNetwork::within(const Amounts& amount) const {
   return true;
 }
 
+// `busy_s`: while the host computes; `seconds`: of latency.
+double JointNetwork::score_of(const Mode& mode, double busy_s, double seconds) const {
+  const bool on_data = mode.cls == instance_.data_class();
+  double sum = score_.stage + (on_data ? 0 : score_.away) + score_.second * seconds;
+  if (score_.joule > 0) {
+    const DeviceType& type = instance_.costs(mode).types[at(mode.type)];
+    // The data host is on in any plan.
+    sum += score_.joule * (busy_joules(type, busy_s) + (on_data ? 0 : type.idle_w * score_.period_s));
+  }
+  return sum;
+}
+
 void JointNetwork::add_arcs(int cut, int number) {
   const Mode& mode = instance_.modes()[at(number)];
   const Problem& costs = instance_.costs(mode);
@@ -97,8 +109,7 @@ void JointNetwork::add_arcs(int cut, int number) {
     }
     arc.amount[kLoss] = loss;
     arc.amount[kSeconds] = begins_s + seconds + ends_s;
-    arc.amount[kScore] =
-        score_.stage + (on_data ? 0 : score_.away) + score_.second * arc.amount[kSeconds];
+    arc.amount[kScore] = score_of(mode, seconds, arc.amount[kSeconds]);
     if (!within(arc.amount)) continue;
     arc.mode = number;
     arc.cls = mode.cls;

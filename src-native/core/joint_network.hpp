@@ -31,6 +31,8 @@ struct Score {
   double stage = 0;                    // of each stage
   double away = 0;                     // of each stage that is not on the data host
   double second = 0;                   // of each second of latency
+  double joule = 0;                    // of each joule of a stage, were this the period:
+  double period_s = 0;
 };
 
 struct JointArc {
@@ -73,6 +75,7 @@ class JointNetwork {
            static_cast<std::size_t>(group);
   }
   void add_arcs(int cut, int mode);
+  double score_of(const Mode& mode, double busy_s, double seconds) const;
   void add_hops(int cut, int sender, int group);
   bool allowed(double seconds);
   bool within(const Amounts& amount) const;

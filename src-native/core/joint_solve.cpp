@@ -3,114 +3,24 @@
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "clock.hpp"
 #include "effort.hpp"
-#include "feasibility.hpp"
 #include "joint.hpp"
+#include "joint_energy.hpp"
+#include "joint_feasibility.hpp"
 #include "joint_instance.hpp"
 #include "joint_network.hpp"
-#include "joint_prices.hpp"
-#include "joint_search.hpp"
 
 namespace pipeedge {
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-constexpr Effort kJointEfforts[] = {
-    {60, 2'000'000, 1e-3, 1e-2},
-    {500, 60'000'000, 1e-4, 4e-3},
-    {4'000, 1'000'000'000, 1e-5, 5e-4},
-    {30'000, 20'000'000'000, 1e-6, 0},
-    {200'000, 400'000'000'000, 1e-7, 0},
-};
 constexpr double kClose = 1.005;       // bounds that are closer: ask just below the best plan
-constexpr int kPricingRounds = 300;
 constexpr int kTieRounds = 6;
-
-struct JointVerdict {
-  Answer answer = Answer::kOpen;
-  std::vector<JointStage> stages;
-  double next_period = kInfinity;      // after kNo: the period is at least this
-};
-
-// Answers whether there is a plan within limits, for one microbatch size.
-class JointFeasibility {
- public:
-  JointFeasibility(const JointProblem& problem, const Wiring& wiring, double batch_size, const Clock& clock)
-      : instance_(problem, wiring, batch_size), clock_(clock) {}
-
-  const JointInstance& instance() const { return instance_; }
-
-  JointVerdict ask(const JointLimits& limits, const Score& score, std::optional<Amount> least,
-                   const Effort& effort) {
-    const JointNetwork network(instance_, limits, score);
-    JointVerdict verdict;
-    verdict.next_period = network.next_period();
-    JointPricer pricer(network, guess_ ? &*guess_ : nullptr, clock_);
-    bool more = true;
-    for (int rounds = 10, spent = 0; more; rounds *= 2) {
-      more = pricer.advance(rounds, effort.precision) && spent < kPricingRounds;
-      spent += rounds;
-      if (pricer.excluded()) verdict.answer = Answer::kNo;
-      if (pricer.found()) accept(network, *pricer.found(), verdict);
-      if (verdict.answer == Answer::kOpen || (least && verdict.answer == Answer::kYes)) {
-        explore(network, pricer, least, more, effort, verdict);
-      }
-      if (verdict.answer != Answer::kOpen || clock_.expired()) break;
-    }
-    if (!pricer.best().of_class.empty()) guess_ = pricer.best();
-    return verdict;
-  }
-
- private:
-  static void accept(const JointNetwork& network, const JointPath& path, JointVerdict& verdict) {
-    verdict.answer = Answer::kYes;
-    verdict.stages = stages_of(network, path);
-  }
-
-  void explore(const JointNetwork& network, JointPricer& pricer, std::optional<Amount> least, bool narrow,
-               const Effort& effort, JointVerdict& verdict) const {
-    JointSearchTask task{narrow ? kNarrow : effort.width, effort.work, least};
-    std::vector<JointPrices> bounding{pricer.best()};
-    for (const Amount amount : {kLoss, kSeconds, kScore}) {
-      if (!std::isinf(network.limits().most[amount])) bounding.push_back(amount_prices(network, amount));
-    }
-    for (const double sharpness : {0.0, 6.0, 24.0}) {
-      std::vector<JointPrices> prices = bounding;
-      if (sharpness > 0) {
-        prices.insert(prices.begin(), pricer.spread(sharpness, 40));
-        if (pricer.found() && !least) return accept(network, *pricer.found(), verdict);
-      }
-      const JointSearchResult result = search(network, prices, task, clock_);
-      if (result.found) return accept(network, *result.found, verdict);
-      // With `least`, a plan may be known already: there is no better one then.
-      if (result.complete && verdict.answer == Answer::kOpen) verdict.answer = Answer::kNo;
-      if (verdict.answer != Answer::kOpen || narrow || clock_.expired()) return;
-    }
-  }
-
-  const JointInstance instance_;
-  const Clock& clock_;
-  std::optional<JointPrices> guess_;
-};
-
-// The best plan so far.
-struct Best {
-  std::vector<JointStage> stages;
-  JointCosts costs;
-  double value = kInfinity;            // the objective
-  int size = -1;                       // index of its microbatch size
-};
-
-// One microbatch size, with what is known of it.
-struct Size {
-  double batch_size = 0;
-  std::unique_ptr<JointFeasibility> feasibility;
-  double low = 0;                      // no plan has a smaller objective
-};
 
 class JointSolver {
  public:
@@ -118,17 +28,20 @@ class JointSolver {
       : problem_(problem), options_(options), clock_(options.time_limit_s), wiring_(problem) {
     for (const Setting& setting : problem.settings) {
       const double size = setting.problem.batch_size;
-      const auto same = [&](const Size& other) { return other.batch_size == size; };
+      const auto same = [&](const JointSize& other) { return other.batch_size == size; };
       if (std::any_of(sizes_.begin(), sizes_.end(), same)) continue;
       sizes_.push_back({size, std::make_unique<JointFeasibility>(problem, wiring_, size, clock_), 0});
       sizes_.back().low = least_possible(sizes_.back());
     }
-    std::stable_sort(sizes_.begin(), sizes_.end(), [](const Size& a, const Size& b) { return a.low < b.low; });
+    std::stable_sort(sizes_.begin(), sizes_.end(), [](const JointSize& a, const JointSize& b) { return a.low < b.low; });
   }
 
   JointSolution run() {
+    std::optional<JointEnergy> energy;
+    if (options_.objective == Objective::kEnergy) energy.emplace(problem_, options_, clock_, sizes_, best_);
     for (const Effort& effort : kJointEfforts) {
-      for (int s = 0; s < static_cast<int>(sizes_.size()); ++s) {
+      if (energy) energy->narrow(effort);
+      for (int s = 0; !energy && s < static_cast<int>(sizes_.size()); ++s) {
         if (!closed(s) && !clock_.expired()) narrow(s, effort);
       }
       if (proven() || clock_.expired()) break;
@@ -143,6 +56,7 @@ class JointSolver {
   // Objective of a plan, or of a period at a microbatch size.
   double unit(int s) const { return throughput() ? 1 / sizes_[at(s)].batch_size : 1; }
   double value_of(const JointCosts& costs, int s) const {
+    if (options_.objective == Objective::kEnergy) return *costs.joules / sizes_[at(s)].batch_size;
     return throughput() ? costs.period_s * unit(s) : costs.latency_s;
   }
 
@@ -156,7 +70,7 @@ class JointSolver {
   }
 
   // Each layer in its fastest mode.
-  double least_possible(const Size& size) const {
+  double least_possible(const JointSize& size) const {
     const JointInstance& instance = size.feasibility->instance();
     double longest = instance.data().longest_s;
     double sum = 0;
@@ -179,7 +93,6 @@ class JointSolver {
     }
     return true;
   }
-  static double just_below(double value) { return value - 2 * kRelativeTolerance * std::abs(value); }
 
   void improve(int s, std::vector<JointStage> stages) {
     JointCosts costs = evaluate(problem_, stages);
@@ -189,7 +102,7 @@ class JointSolver {
   }
 
   Answer ask(int s, double value, const Effort& effort) {
-    Size& size = sizes_[at(s)];
+    JointSize& size = sizes_[at(s)];
     const std::optional<Amount> least = throughput() ? std::nullopt : std::optional<Amount>(kSeconds);
     JointVerdict verdict = size.feasibility->ask(limits_at(s, value), {}, least, effort);
     if (verdict.answer == Answer::kYes) {
@@ -257,6 +170,7 @@ class JointSolver {
 
   // Among plans as good: the smallest loss, then fewest hosts, one on the data host, and the smallest latency.
   void break_ties() {
+    if (options_.objective == Objective::kEnergy) return break_energy_ties();
     JointLimits limits = limits_at(best_.size, best_.value);
     limits.most[kLoss] = std::min(limits.most[kLoss], best_.costs.loss);
     lower(limits, {}, kLoss, best_.costs.loss);
@@ -266,6 +180,20 @@ class JointSolver {
     const Score score{1, 1 / (2 * stages), latency > 0 ? 1 / (8 * stages * stages * latency) : 0};
     lower(limits, score, kScore, score_of(score));
     if (throughput()) widen();
+  }
+
+  // The smallest loss of plans that are no slower and take no more energy.
+  void break_energy_ties() {
+    JointLimits limits;
+    limits.most[kSeconds] = problem_.max_latency_s;
+    limits.period_s = best_.costs.period_s;
+    const DataWork& data = sizes_[at(best_.size)].feasibility->instance().data();
+    limits.most[kScore] = *best_.costs.joules - data.joules(limits.period_s);
+    Score score;
+    score.joule = 1;
+    score.period_s = limits.period_s;
+    lower(limits, score, kLoss, best_.costs.loss);
+    widen();
   }
 
   // Gives each link the most bits with which the plan stays as good.
@@ -326,7 +254,7 @@ class JointSolver {
   JointSolution solution(bool proven) const {
     JointSolution found;
     found.elapsed_s = clock_.elapsed_s();
-    for (const Size& size : sizes_) {
+    for (const JointSize& size : sizes_) {
       found.lower_bound = &size == &sizes_.front() ? size.low : std::min(found.lower_bound, size.low);
     }
     if (best_.size < 0) {
@@ -348,14 +276,17 @@ class JointSolver {
   const Options options_;
   const Clock clock_;
   const Wiring wiring_;
-  std::vector<Size> sizes_;
-  Best best_;
+  std::vector<JointSize> sizes_;
+  JointBest best_;
 };
 
 }  // namespace
 
 JointSolution solve(const JointProblem& problem, const Options& options) {
   validate(problem);
+  if (options.objective == Objective::kEnergy && !unknown_watts(problem).empty()) {
+    throw std::invalid_argument("the watts of the host " + unknown_watts(problem).front() + " are not known");
+  }
   return JointSolver(problem, options).run();
 }
 

@@ -87,6 +87,9 @@ void validate(const Problem& problem) {
     check_number(type.bw_bytes_per_s, what + "the bandwidth");
     check_number(type.feed_s, what + "the time of feeding");
     check_number(type.collect_s, what + "the time of collecting");
+    check_number(std::max(type.busy_w, 0.0), what + "the power of a busy host");
+    check_number(type.idle_w, what + "the power of an idle host");
+    if (type.busy_w >= 0 && type.idle_w > type.busy_w) fail(what + "a busy host takes less power than an idle one");
     check_count(type.time_s.size(), layers, what + "time_s");
     check_numbers(type.time_s, what + "the time");
     const auto check_known = [&](const std::vector<double>& values, const std::string& name) {

@@ -70,6 +70,8 @@ struct DeviceType {
   // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite if the host does not take it. Bids
   // replace everything above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
+  double busy_w = -1;                   // watts while a stage computes on it; negative: unknown
+  double idle_w = 0;                    // watts while it waits, at most those above if they are known
 
   bool bids() const { return !stage_s.empty(); }
   double bid(int first, int last) const {
@@ -105,10 +107,11 @@ struct Problem {
   double buffers_out = 2;               // ... and after itself
 };
 
-enum class Objective { kThroughput, kLatency };
+enum class Objective { kThroughput, kLatency, kEnergy };  // kEnergy: only for joint plans
 
 struct Options {
   Objective objective = Objective::kThroughput;
+  double min_items_per_s = 0;           // kEnergy: least throughput
   double time_limit_s = 10;             // wall clock; the best answer so far with its bound is returned
 };
 

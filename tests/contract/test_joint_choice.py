@@ -132,6 +132,36 @@ def test_no_plan_is_taken_that_fails_on_held_out_items(tmp_path: Path) -> None:
     assert trial.tried[-1] == "8 float32 0, float32 0"
 
 
+def with_watts(options: str) -> str:
+    """Write a meter's watts into the device type; return the options of a plan for energy."""
+    path = Path(options.split("-sdt ")[1].split()[0])
+    types = yaml.safe_load(path.read_text("utf-8"))
+    types["board"] |= {"busy_W": 8, "idle_W": 3}
+    path.write_text(yaml.safe_dump(types), encoding="utf-8")
+    return f"{options} --objective energy"
+
+
+def test_plan_for_energy_takes_few_hosts_and_states_its_joules(tmp_path: Path) -> None:
+    options = with_watts(files(tmp_path))
+    slow = planned(f"{options} -u 8")
+    # 16 layers at 0.1 s and 8 W, in microbatches of 8.
+    assert slow.schedule.ranks == (0,)
+    assert slow.prediction is not None
+    assert slow.prediction.joules_per_item == pytest.approx(16 * 0.1 * 8 / 8)
+    assert ", 5 items/s, 1.6 J an item, an agreement of 0.996 expected" in slow.notes[0]
+    fast = planned(f"{options} -u 8 --min-throughput 8")
+    assert fast.schedule.ranks == (0, 1)
+    assert fast.prediction is not None
+    assert fast.prediction.joules_per_item == pytest.approx(1.6)  # neither of the two waits
+
+
+def test_plan_for_energy_is_as_fast_as_it_can_after_a_loss(tmp_path: Path) -> None:
+    options = f"{with_watts(files(tmp_path))} -u 8 --min-throughput 8"
+    assert planned(options, frozenset({0})).schedule.ranks == (0,)
+    with pytest.raises(InfeasibleError, match="none has a throughput of 80 items/s"):
+        planned(f"{options}0")
+
+
 def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
     options = files(tmp_path)
     assert planned(f"{options} --min-agreement 1 -u 4", frozenset({0})).microbatch_size == 4
@@ -151,6 +181,10 @@ def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
         ("--held-out 5 -D 1", "--held-out needs the input on rank 0"),
         ("--held-out -5", "--held-out -5: the number of items must not be negative"),
         ("--serve 80 --held-out 5", "leave out --held-out"),
+        ("--plan cut --objective energy", "--objective energy needs --plan auto"),
+        ("--min-throughput 5", "--min-throughput needs --objective energy"),
+        ("--objective energy --min-throughput 0", "--min-throughput 0: must be a number of items"),
+        ("--objective energy", "the power of h0, h1 is unknown"),
     ],
 )
 def test_what_the_plan_chooses_is_not_given(tmp_path: Path, more: str, message: str) -> None:

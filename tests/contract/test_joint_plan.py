@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from effort import cases
-from oracles.joint_brute_force import Case, Stage, costs_of, find_best, random_case
+from oracles.joint_brute_force import Case, Stage, costs_of, find_best, objective_of, random_case
 from sched_program import Cluster, Run, run, written
 
 INT8 = {"batch_size": 8, "dtype": "int8", "time_s": [0.5, 1, 0.5, 1], "agreement": 0.995}
@@ -44,8 +45,7 @@ def planned(cluster: Cluster, *options: str) -> dict[str, object]:
 
 
 def solved(case: Case) -> Run:
-    objective = "latency" if case.latency else "throughput"
-    asked = ("--plan=auto", "--problem=-", "--format=json", f"--objective={objective}")
+    asked = ("--plan=auto", "--problem=-", "--format=json", *case.options())
     return run(*asked, text=json.dumps(case.to_json()))
 
 
@@ -61,8 +61,12 @@ def check_plan(case: Case, answer: dict[str, object]) -> None:
     assert costs.latency <= case.max_latency * (1 + 1e-8)
     assert answer["latency_s"] == pytest.approx(costs.latency, rel=1e-8)
     assert answer["bottleneck_s"] == pytest.approx(costs.period, rel=1e-8)
-    objective = costs.latency if case.latency else costs.period / size
-    assert answer["objective_s"] == pytest.approx(objective, rel=1e-8)
+    assert answer["joules_per_item"] == pytest.approx(costs.joules(case) / size, rel=1e-8)
+    assert objective_in(answer) == pytest.approx(objective_of(case, size, costs), rel=1e-8)
+
+
+def objective_in(answer: dict[str, object]) -> float:
+    return answer["objective_j"] if answer["objective"] == "energy" else answer["objective_s"]
 
 
 def test_joint_plan_is_the_best_of_all() -> None:
@@ -79,13 +83,13 @@ def test_joint_plan_is_the_best_of_all() -> None:
         assert done.code == 0, (seed, done.err)
         answer = json.loads(done.out)
         assert answer["status"] == "optimal", seed
-        assert answer["objective_s"] == pytest.approx(best.objective, rel=1e-8), seed
+        assert objective_in(answer) == pytest.approx(best.objective, rel=1e-8), seed
         check_plan(case, answer)
     assert infeasible > 0
 
 
 def test_links_count_between_hosts_that_share_no_number_type() -> None:
-    case = random_case(np.random.default_rng(2173))
+    case = replace(random_case(np.random.default_rng(2173)), objective="latency")
     assert json.loads(solved(case).out)["objective_s"] == pytest.approx(find_best(case).objective, rel=1e-8)
     problem = case.to_json()
     assert problem["links"]
@@ -174,6 +178,57 @@ def test_small_microbatches_have_the_lowest_latency(cluster: Cluster) -> None:
     assert limited["latency_s"] <= 3.5
 
 
+def with_watts(cluster: Cluster) -> None:
+    """Give the cluster a slow board that takes little, beside the fast hosts."""
+    fast = {"bw_Mbps": 80, "mem_MB": 100, "busy_W": 50, "idle_W": 30}
+    slow = {"bw_Mbps": 80, "mem_MB": 100, "busy_W": 4, "idle_W": 2}
+    slowly = {**PLAIN, "time_s": [3, 6, 3, 6]}
+    types = {"fast": {**fast, "model_profiles": {"m": [PLAIN, {**INT8, "busy_W": 40}]}}}
+    types["slow"] = {**slow, "model_profiles": {"m": [slowly]}}
+    cluster.write("device_types.yml", types)
+    cluster.write("devices.yml", {"fast": ["f0", "f1"], "slow": ["s0"]})
+
+
+def test_energy_counts_hosts_that_compute_and_wait(cluster: Cluster) -> None:
+    with_watts(cluster)
+    alone = planned(cluster, "--objective=energy")
+    assert [row["host"] for row in alone["schedule"]] == ["s0"]
+    # 18 s at 4 W for 8 items.
+    assert alone["joules_per_item"] == alone["objective_j"] == pytest.approx(18 * 4 / 8)
+    # At 1 item/s, f0 takes the fewest joules: 3 s in int8, at 40 W by that profile, while s0 waits at 2 W.
+    asked = ("--objective=energy", "--min-throughput=1", "--hosts=f0,s0", "--data-host=s0", "--input-bytes=0")
+    faster = planned(cluster, *asked)
+    assert [(row["host"], row["dtype"]) for row in faster["schedule"]] == [("f0", "int8")]
+    assert faster["joules_per_item"] == pytest.approx(3 * (40 + 2) / 8)
+    # Two hosts with equal parts do not wait, and take no more than one.
+    both = planned(cluster, "--objective=energy", "--min-throughput=4")
+    assert [row["joules"] for row in both["schedule"]] == pytest.approx([1.5 * 40, 1.5 * 40])
+
+
+def test_energy_is_stated_with_any_objective_if_watts_are_known(cluster: Cluster) -> None:
+    assert "joules_per_item" not in planned(cluster)
+    with_watts(cluster)
+    fast = planned(cluster)
+    assert fast["objective"] == "throughput"
+    assert fast["joules_per_item"] > planned(cluster, "--objective=energy")["joules_per_item"]
+    explained = cluster.run("--plan=auto", "--objective=energy", "--min-throughput=4", "--explain").err
+    assert "energy       15 J an item: f0 7.5, f1 7.5\n" in explained
+    assert "lower bound  15 J an item, gap 0.00 %: proven optimal" in explained
+    assert "next best: 8 bits, all else as it is: 15 J an item (+0.00 %), agreement 0.995" in explained
+
+
+def test_energy_needs_the_watts_of_every_host(cluster: Cluster) -> None:
+    done = cluster.run("--plan=auto", "--objective=energy")
+    assert done.code == 2
+    assert done.error.startswith(
+        "--objective energy: the power of f0, f1 is unknown; write busy_W (and idle_W)"
+    )
+    with_watts(cluster)
+    hurried = cluster.run("--plan=auto", "--objective=energy", "--min-throughput=100")
+    assert hurried.code == 3
+    assert "none has a throughput of 100 items/s; the fastest has " in hurried.error
+
+
 def test_schedule_states_types_bits_and_microbatch_size(cluster: Cluster) -> None:
     cluster.write("n.yml", {"f0": {"f1": {"bw_Mbps": 0.1}}})
     done = cluster.run("--plan=auto", "--dev-neighbors-file=n.yml", "--batch-sizes=8")
@@ -245,6 +300,7 @@ def test_impossible_limits_are_named(cluster: Cluster) -> None:
         (["--add-host", "fast=1"], "--add-host: not with --plan auto"),
         (["--min-agreement=1.1"], "--min-agreement: '1.1' is not a number from 0 to 1"),
         (["--widths=9"], "--widths: '9' is neither 0, 2 to 8, 16"),
+        (["--min-throughput=1"], "--min-throughput needs --objective energy"),
     ],
 )
 def test_wrong_options_are_refused(cluster: Cluster, options: list[str], message: str) -> None:
@@ -255,6 +311,7 @@ def test_wrong_options_are_refused(cluster: Cluster, options: list[str], message
 
 def test_options_of_joint_plans_need_them(cluster: Cluster) -> None:
     assert "--dtypes needs --plan auto" in cluster.run("--dtypes=int8").error
+    assert "--objective energy needs --plan auto" in cluster.run("--objective=energy").error
 
 
 @pytest.mark.parametrize(
@@ -287,3 +344,18 @@ def test_wrong_problems_are_refused(cluster: Cluster, change: dict[str, object],
     done = run("--plan=auto", "--problem=-", text=json.dumps({**problem, **change}))
     assert done.code == (0 if message is None else 2)
     assert message is None or message in done.error
+
+
+def test_wrong_watts_are_refused(cluster: Cluster) -> None:
+    with_watts(cluster)
+    problem = json.loads(cluster.run("--plan=auto", "--format=problem").out)
+    one = problem["settings"][0]["types"][0]
+    for change, message in (
+        ({"busy_w": 1}, "a busy host takes less power than an idle one"),
+        ({"idle_w": 1}, "the settings have different idle_w for the host f0"),
+    ):
+        settings = [*problem["settings"]]
+        settings[0] = {**settings[0], "types": [{**one, **change}, *settings[0]["types"][1:]]}
+        done = run("--plan=auto", "--problem=-", text=json.dumps({**problem, "settings": settings}))
+        assert done.code == 2
+        assert message in done.error

@@ -215,7 +215,7 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["-i", "x"], "-i: 'x' is not a whole number from 0"),
         (["--time-limit", "0"], "--time-limit: '0' is not a number above 0"),
         (["--time-limit", "nan"], "--time-limit: 'nan' is not a number above 0"),
-        (["--objective", "cost"], "--objective: 'cost' is neither throughput nor latency"),
+        (["--objective", "cost"], "--objective: 'cost' is neither throughput, latency nor energy"),
         (["--format", "xml"], "--format: 'xml' is neither yaml, json, problem nor files"),
         (["--cluster-file", "none.yml"], "none.yml: no such file"),
         (

@@ -19,9 +19,11 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.models.dtypes import slow_here
 from pipeedge.observe.metrics import StageStats
+from pipeedge.plan.joint_choice import choose_together
 from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.sched_pipeline import find_executable
+from pipeedge.plan.scheduler import SchedulerRequest
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import NeighborLink as LinkSpec
 from pipeedge.profile import session as profiling
@@ -171,6 +173,41 @@ def too_little_memory(patch: Patch) -> str:
     many = {**MODEL, "layers": 47, "mem_MB": [25] * 47, "parameters_out": [1000]}
     kind = {**KIND, "model_profiles": {"m": [{**PROFILE, "time_s": [1] * 47}]}}
     return schedule(model=many, kind=kind, devices={"board": ["a"]})
+
+
+@says(
+    "--objective energy: the power of a, b is unknown; write busy_W (and idle_W) into the device type, in "
+    "watts as a meter shows them, …"
+)
+def a_power_is_unknown(patch: Patch) -> str:
+    return schedule("--plan", "auto", "--objective", "energy")
+
+
+@says("no feasible plan: none has a throughput of 100 items/s; the fastest has …: lower --min-throughput")
+def no_plan_is_that_fast(patch: Patch) -> str:
+    options = ["--plan", "auto", "--objective", "energy", "--min-throughput", "100"]
+    return schedule(*options, kind={**KIND, "busy_W": 8, "idle_W": 3})
+
+
+class Half:
+    """A trial of plans that half of the items fail."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __call__(self, *_: object) -> float:
+        return 0.5
+
+
+@says(
+    "--held-out refuses microbatches of 8, …, an agreement of 1 expected: 0.5 on 200 held-out items, 0.99 "
+    "wanted",
+    "no plan keeps the agreement on held-out items: …",
+)
+def a_plan_fails_on_held_out_items(patch: Patch) -> str:
+    schedule()
+    files = SchedulerRequest(Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", microbatch_size=8)
+    return refused(lambda: choose_together(files, 0.99, ("a", "b"), trial=Half()))
 
 
 @says("no feasible schedule: layer 1 fits on no host: it needs …")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,25 @@ def test_figures_of_a_rank_that_left_are_missing_from_table_and_page() -> None:
     assert ["1", "0", "7-16", "101.4k", "500.0ms"] in [row[:5] for row in rows]
     page = render_run(read_run(gone.to_body(), "r.json"))
     assert [line in page for line in ("stage 0, a microbatch", "stage 1, a microbatch")] == [False, True]
+
+
+@pytest.mark.parametrize("unmeasured", [["pi1"], []])
+def test_predicted_energy_stands_beside_what_all_hosts_measured(unmeasured: list[str]) -> None:
+    promised = replace(promise(6.0), joules_per_item=4.0)
+    source = [{"rank": 0, "source": "rapl"}]
+    energy = {"ranks": source, "joules": 100.0, "mean_watts": 25.0, "joules_per_item": 5.0}
+    run = report(prediction=promised, energy={**energy, "unmeasured_hosts": unmeasured})
+    told = printed(run)
+    assert "energy      100 J, 25 W (rapl), 5 J an item" in told
+    assert "            4 J an item predicted, on the hosts that take part" in told
+    body = run.to_body()["predicted"]
+    assert body["joules_per_item"] == 4
+    assert body.get("joules_per_item_error_percent") == (None if unmeasured else pytest.approx(25))
+    alone = report(prediction=promised)
+    assert "energy      4 J an item predicted" in printed(alone)
+    page = render_run(read_run(alone.to_body(), "r.json"))
+    assert "energy an item" in page
+    assert "energy an item" not in render_run(read_run(report(prediction=promise(6.0)).to_body(), "r.json"))
 
 
 def test_existing_report_is_replaced_atomically(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,14 @@ class Case:
     """Losses of bits at each cut between two layers; infinite where not allowed."""
     max_loss: float
     max_latency: float
-    latency: bool
-    """Whether the latency is made short, not the period of an item."""
+    objective: str
+    """What is made small: the period of an item (``throughput``), ``latency`` or ``energy``."""
+    busy: dict[tuple[int, str, int], float]
+    """Watts of a busy host, by microbatch size, number type and kind."""
+    idle: list[float]
+    """Watts of an idle host, by kind."""
+    least_rate: float
+    """Least items per second where energy is the objective."""
     buffers: tuple[int, int] = (2, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +85,13 @@ class Case:
             if {a, b} <= set().union(*together) and not any({a, b} <= hosts for hosts in together)
         ]
 
+    def options(self) -> list[str]:
+        """Return the options of ``sched-pipeline`` that belong to the problem."""
+        found = [f"--objective={self.objective}"]
+        if self.objective == "energy" and self.least_rate:
+            found.append(f"--min-throughput={self.least_rate!r}")
+        return found
+
     def _setting(self, size: int, dtype: str, kinds: dict[int, Profile]) -> dict[str, Any]:
         hosts = {name: kind for name, kind in self.hosts.items() if kind in kinds or name == self.data_host}
         types = [
@@ -94,6 +107,7 @@ class Case:
                 "loss": profile.loss,
                 "feed_s": profile.feed,
                 "collect_s": profile.collect,
+                **self._watts(size, dtype, kind),
             }
             for kind, profile in kinds.items()
         ]
@@ -103,6 +117,7 @@ class Case:
                 "mem_bytes": 0,
                 "bw_bytes_per_s": self.bandwidth[kind],
                 "stage_s": [[None] * (self.layers - first) for first in range(self.layers)],
+                **self._watts(size, dtype, kind),
             }
             for kind in sorted(set(hosts.values()) - set(kinds))
         ]
@@ -125,6 +140,9 @@ class Case:
             ],
             "data_host": self.data_host,
         }
+
+    def _watts(self, size: int, dtype: str, kind: int) -> dict[str, float]:
+        return {"busy_w": self.busy[size, dtype, kind], "idle_w": self.idle[kind]}
 
 
 def _finite(value: float) -> float | None:
@@ -159,6 +177,17 @@ class Costs:
     period: float
     latency: float
     loss: float
+    work: tuple[tuple[str, float, float], ...] = ()
+    """Host, watts and seconds of everything that is computed."""
+
+    def joules(self, case: Case) -> float:
+        """Return the energy of a microbatch on the hosts that are on."""
+        on = {host for host, _, _ in self.work} | ({case.data_host} if case.data_host else set())
+        total = sum(watts * seconds for _, watts, seconds in self.work)
+        for host in on:
+            waits = self.period - sum(seconds for other, _, seconds in self.work if other == host)
+            total += waits * case.idle[case.hosts[host]]
+        return total
 
 
 @dataclass
@@ -204,6 +233,14 @@ class _World:
             max((max(each.feed, each.collect) for each in known), default=0.0),
         )
 
+    def nothing(self) -> Costs:
+        """Return the costs of a plan without stages."""
+        data = self.case.data_host
+        if data is None:
+            return Costs(0.0, 0.0, 0.0)
+        watts = max(self.case.busy[self.size, dtype, self.case.hosts[data]] for dtype in self.kinds)
+        return Costs(self.work[1], 0.0, 0.0, ((data, watts, self.work[0]),))
+
     def stage(self, stage: Stage, dtype_before: str) -> tuple[float, float, float]:
         """Seconds without and with the data rank's work, and the loss; infinite if it does not fit."""
         key = (stage.host, stage.first, stage.last, stage.dtype, dtype_before)
@@ -242,7 +279,7 @@ class _World:
 def costs_of(case: Case, size: int, stages: list[Stage]) -> Costs:
     """Return the costs of a plan."""
     world = _World(case, size)
-    total = Costs(world.work[1], 0.0, 0.0)
+    total = world.nothing()
     before: Stage | None = None
     for stage in stages:
         _add(total, world, before, stage)
@@ -262,6 +299,8 @@ def _add(total: Costs, world: _World, before: Stage | None, stage: Stage) -> Non
     total.period = max(total.period, link, busy)
     total.latency += link + seconds
     total.loss += loss + own_loss
+    watts = world.case.busy.get((world.size, stage.dtype, world.case.hosts[stage.host]), 0.0)
+    total.work += ((stage.host, watts, seconds),)
 
 
 def _end(total: Costs, world: _World, last: Stage) -> None:
@@ -270,15 +309,25 @@ def _end(total: Costs, world: _World, last: Stage) -> None:
     total.latency += link
 
 
+def objective_of(case: Case, size: int, total: Costs) -> float:
+    """Return what the case wants to be small; infinite where the throughput is too low."""
+    if case.objective == "latency":
+        return total.latency
+    if case.objective == "throughput":
+        return total.period / size
+    slow = size < case.least_rate * total.period * (1 - 1e-9)
+    return math.inf if slow else total.joules(case) / size
+
+
 def find_best(case: Case) -> Best:
     """Return the best objective over all plans that keep the limits."""
     best = Best()
     for size in sorted({size for size, _ in case.profiles}):
         world = _World(case, size)
-        for total in _plans(world, Costs(world.work[1], 0.0, 0.0), None, frozenset()):
+        for total in _plans(world, world.nothing(), None, frozenset()):
             if total.loss > case.max_loss or total.latency > case.max_latency * (1 + 1e-9):
                 continue
-            objective = total.latency if case.latency else total.period / size
+            objective = objective_of(case, size, total)
             if math.isfinite(objective):
                 best.count += 1
                 best.objective = min(best.objective, objective)
@@ -297,7 +346,7 @@ def _plans(world: _World, so_far: Costs, before: Stage | None, used: frozenset[s
                     if bits >= 8 * ELEMENT_BYTES[dtype]:
                         continue
                     stage = Stage(host, first, last, dtype, bits)
-                    total = Costs(so_far.period, so_far.latency, so_far.loss)
+                    total = Costs(so_far.period, so_far.latency, so_far.loss, so_far.work)
                     _add(total, world, before, stage)
                     if total.loss > world.case.max_loss or math.isinf(total.loss + total.latency):
                         continue
@@ -364,7 +413,7 @@ def random_case(rng: np.random.Generator) -> Case:
     if len(widths) > 1 and rng.random() < 0.2:
         del widths[0]
     tight = rng.random() < 0.4
-    return Case(
+    case = Case(
         layers=layers,
         elements=[float(value) for value in rng.integers(0, 12, size=layers + 1)],
         hosts=hosts,
@@ -376,5 +425,27 @@ def random_case(rng: np.random.Generator) -> Case:
         widths=widths,
         max_loss=float(rng.integers(0, 12)) * SIXTY_FOURTH if rng.random() < 0.8 else math.inf,
         max_latency=float(rng.uniform(1, 12)) if rng.random() < 0.4 else math.inf,
-        latency=bool(rng.random() < 0.4),
+        objective="latency" if rng.random() < 0.4 else "throughput",
+        busy={},
+        idle=[],
+        least_rate=0.0,
+    )
+    return _with_power(case, kinds, rng)
+
+
+def _with_power(case: Case, kinds: int, rng: np.random.Generator) -> Case:
+    """Return the case with watts; about two in five want the least energy."""
+    # Some hosts take nothing while they wait, others as much as when they compute.
+    idle = [float(rng.uniform(0, 8)) * (rng.random() < 0.8) for _ in range(kinds)]
+    busy = {
+        (size, dtype, kind): idle[kind] + float(rng.uniform(0, 20)) * (rng.random() < 0.9)
+        for size, dtype in case.profiles
+        for kind in range(kinds)
+    }
+    return replace(
+        case,
+        busy=busy,
+        idle=idle,
+        objective="energy" if rng.random() < 0.4 else case.objective,
+        least_rate=float(rng.uniform(0.1, 1.5)) * (rng.random() < 0.5),
     )
