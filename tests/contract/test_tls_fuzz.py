@@ -33,7 +33,7 @@ FRAME = bytes(range(251)) * 160
 """Data of three records, each of which can be damaged; it fits into the buffers of the sockets."""
 TURNS = 40
 """More turns than an exchange takes, damaged or not."""
-MOST_PENDING = 2 * sealed._BATCH_BYTES
+MOST_PENDING = 2 * sealed._BATCH_RECORDS * sealed._RECORD_BYTES
 """Encrypted bytes that an end may hold: what it has read at once, and a record that is not complete."""
 
 
