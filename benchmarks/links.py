@@ -5,7 +5,8 @@
 The relay runs the real loops of a stage, over each transport in turn. Raw gloo moves the same bytes in both
 directions, with two ``isend`` and two ``irecv`` in flight on both ranks. Repetitions of all alternate within
 one run; medians are reported, and the medians of the ratios within a repetition. Timing starts after ``WARM``
-frames, when all memory has been touched.
+frames, when all memory has been touched. The processor time is that of both ranks, with these frames; its
+ratio depends less than that of the throughput on what else the machine does.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import argparse
 import multiprocessing
 import os
 import socket
+import ssl
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -49,7 +52,10 @@ LIMIT_S = 600
 WARM = 8
 Rows: TypeAlias = list[tuple[float, dict[str, float]]]
 """Figures of raw gloo and of each transport, by repetition."""
-Row: TypeAlias = tuple[str, str, str, str, str]
+Costs: TypeAlias = list[dict[str, float]]
+"""Seconds of processor time of raw gloo and of each transport, by repetition."""
+RAW = "raw gloo"
+Row: TypeAlias = tuple[str, str, str, str, str, str]
 
 
 def raw_throughput(rank: int, size: int, count: int) -> float:
@@ -160,6 +166,14 @@ def serve(name: str, membership: Membership) -> tuple[RendezvousService, int]:
     return service, service.serve((0, 1))
 
 
+def time_processor(run: Callable[[], float], spent: dict[str, float], name: str) -> float:
+    """Return the result of ``run``, and note under ``name`` the processor time that it takes here."""
+    before = time.process_time()
+    result = run()
+    spent[name] = time.process_time() - before
+    return result
+
+
 def measure(
     rank: int, port: int, ports: dict[str, int], membership: Membership, options: Options, results: Any
 ) -> None:
@@ -171,7 +185,7 @@ def measure(
         ports: Ports of the rendezvous of the transports.
         membership: Certificate for TLS.
         options: What to measure.
-        results: Queue of the results: shape, raw gloo's figures, those of each transport; and round trips.
+        results: Queue of the results: shape, figures, those of round trips, processor time of this rank.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -186,17 +200,21 @@ def measure(
         raw_throughput(rank, size, 10)
         for transport in transports.values():
             relay(rank, transport, specs, 10, one=False)
-        rows, trips = [], []
+        rows, trips, costs = [], [], []
         for _ in range(options.repetitions):
-            raw = raw_throughput(rank, size, count)
-            ours = {n: relay(rank, one, specs, count, one=False) for n, one in transports.items()}
+            spent: dict[str, float] = {}
+            raw = time_processor(partial(raw_throughput, rank, size, count), spent, RAW)
+            ours = {
+                name: time_processor(partial(relay, rank, one, specs, count, one=False), spent, name)
+                for name, one in transports.items()
+            }
             rows.append((raw, ours))
+            costs.append(spent)
         for _ in range(options.repetitions if shape == ROUND_TRIP else 0):
             raw = raw_round_trip(rank, size, 200)
             ours = {n: relay(rank, one, specs, 200, one=True) for n, one in transports.items()}
             trips.append((raw, ours))
-        if rank == 0:
-            results.put((shape, rows, trips))
+        results.put((shape, rows, trips, costs))
     for transport in transports.values():
         transport.close()
 
@@ -215,14 +233,22 @@ class Options:
     """Megabytes to move in a repetition."""
 
 
-def report(name: str, rows: Rows, show: Callable[[float], str], asked: Mapping[str, str]) -> Iterator[Row]:
-    """Yield rows of the table: raw gloo, and each transport with its ratio."""
+def report(
+    name: str, rows: Rows, show: Callable[[float], str], asked: Mapping[str, str], costs: Costs
+) -> Iterator[Row]:
+    """Yield rows of the table: raw gloo, and each transport with its ratios."""
     raw = statistics.median(theirs for theirs, _ in rows)
-    yield name, "raw gloo", show(raw), "", ""
+    yield name, RAW, show(raw), "", "", ""
     for transport in rows[0][1]:
         ours = statistics.median(mine[transport] for _, mine in rows)
         ratio = statistics.median(mine[transport] / theirs for theirs, mine in rows)
-        yield "", transport, show(ours), f"{ratio:.2f}", asked.get(transport, "")
+        cost = f"{statistics.median(one[transport] / one[RAW] for one in costs):.2f}" if costs else ""
+        yield "", transport, show(ours), f"{ratio:.2f}", asked.get(transport, ""), cost
+
+
+def of_both(costs: Costs, others: Costs) -> Costs:
+    """Return the sums of the processor time of two ranks."""
+    return [{name: one[name] + other[name] for name in one} for one, other in zip(costs, others, strict=True)]
 
 
 def main() -> None:
@@ -241,30 +267,31 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     console = Console()
-    console.print(free_of_contention(), highlight=False)
+    console.print(f"{free_of_contention()}; {ssl.OPENSSL_VERSION}", highlight=False)
     store, port = serve_store(ADDR)
     membership = Membership.from_text(make_key(), "benchmark")
     served = {name: serve(name, membership) for name in arguments.transports}
     ports = {name: port for name, (_, port) in served.items()}
     options = Options(arguments.repetitions, arguments.megabytes)
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()
+    results = [context.Queue() for _ in range(2)]
     ranks = [
-        context.Process(target=measure, args=(rank, port, ports, membership, options, results))
+        context.Process(target=measure, args=(rank, port, ports, membership, options, results[rank]))
         for rank in range(2)
     ]
     for process in ranks:
         process.start()
-    table = Table("frame", "transport", "", "of raw gloo", "asked")
+    table = Table("frame", "transport", "", "of raw gloo", "asked", "processor time, of raw gloo's")
     for place in range(len(SHAPES)):
-        shape, rows, trips = results.get(timeout=LIMIT_S)
+        (shape, rows, trips, costs), (*_, others) = [one.get(timeout=LIMIT_S) for one in results]
         name = "x".join(map(str, shape))
         asked = {transport: f">= {goals[place]}" for transport, goals in GOALS.items() if goals}
-        for row in report(name, rows, lambda rate: f"{rate / 1e6:.0f} MB/s", asked):
+        spent = of_both(costs, others)
+        for row in report(name, rows, lambda rate: f"{rate / 1e6:.0f} MB/s", asked, spent):
             table.add_row(*row)
         asked = {transport: f"<= {goal}" for transport, goal in ROUND_TRIP_GOALS.items()}
         if trips:
-            for row in report(f"{name} round trip", trips, lambda time: f"{time * 1e3:.2f} ms", asked):
+            for row in report(f"{name} round trip", trips, lambda time: f"{time * 1e3:.2f} ms", asked, []):
                 table.add_row(*row)
     for process in ranks:
         process.join()
