@@ -6,6 +6,7 @@ in one process) and ``ranks`` (real programs, for what only a process can show).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from file_server import Site
     from runs import Inputs
 
+# What is imported and collected lasts to the end: the collector of cycles would look through all of it for
+# nothing, over and over, in a third of the time that a worker needs until its first test.
+gc.disable()
 # Before anything imports the hub's library, here or in a process that a test starts.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A shell starts what it runs in the background with Ctrl-C ignored, and the programs that tests start inherit
@@ -68,6 +72,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="a long campaign: run with --slow"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
