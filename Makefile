@@ -48,21 +48,23 @@ setup: $(ready)
 demo: $(ready)
 	@$(python) tools/demo.py
 
-test: pytest
+# The types are checked beside the tests: one process, which would leave a core idle for half a minute.
+test: lint native
+	@$(MAKE) --no-print-directory -j 2 types pytest
 
 lint: $(ready)
 	$(bin)/ruff check $(python_sources)
 	$(bin)/ruff format --check $(python_sources)
 
-types: $(ready) lint
+types: $(ready)
 	$(bin)/mypy
 
-native: $(ready) types
+native: $(ready)
 	$(bin)/ctest --test-dir build/native/_skbuild/src-native --output-on-failure --timeout 300
 
-# The tests run last, so that their summary is the last line. Processes have one thread each, because some tests run
-# several ranks. Each file runs on one worker, so that shared fixtures are created once, in the order of tests/conftest.py.
-pytest: $(ready) lint types native
+# Processes have one thread each, because some tests run several ranks. Each file runs on one worker, so that shared
+# fixtures are created once, in the order of tests/conftest.py.
+pytest: $(ready)
 	OMP_NUM_THREADS=1 $(python) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # The exit status of each says whether its targets are met; the next one runs in any case.
