@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import pytest
 import transformers
 from models_oracle import scramble
 from places import ROOT
-from processes import run_program
+from ports import free_port
+from processes import DEADLINE_S, Programs, run_program
 from quick_python import run_text
 
 import pipeedge
@@ -167,3 +169,9 @@ def test_interrupt_during_imports_is_status_130(script: str, tmp_path: Path) -> 
         [sys.executable, "-S", script], cwd=tmp_path, capture_output=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
+def test_a_forked_program_is_gone_when_its_test_ends_however_soon(tmp_path: Path) -> None:
+    with Programs(tmp_path) as programs:
+        programs.launch(0, "runtime.py", 0, 2, "-m", "vit-digits", "--port", free_port())
+    assert programs.wait(within=DEADLINE_S)[0].status == -signal.SIGKILL

@@ -217,8 +217,11 @@ class Programs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for rank in self._ranks.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rank.pid, signal.SIGKILL)
+            # On a busy machine, one that was forked just now does not lead its process group yet.
+            kills = (os.killpg, os.kill) if rank.status(within=0) is None else (os.killpg,)
+            for kill in kills:
+                with contextlib.suppress(ProcessLookupError):
+                    kill(rank.pid, signal.SIGKILL)
         for rank in self._ranks.values():
             rank.status(within=10)
 
