@@ -23,7 +23,7 @@ import transformers
 
 from pipeedge.launch.main import free_port
 
-__all__ = ["WORDS", "Asked", "Client", "Ranks", "Reply", "open_loop", "save_embedder"]
+__all__ = ["LIMIT_S", "ROOT", "WORDS", "Asked", "Client", "Ranks", "Reply", "open_loop", "save_embedder"]
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0

@@ -42,7 +42,7 @@ import numpy as np
 import transformers
 from mixed import ask_all, digit_questions, sentence_questions
 from PIL import Image
-from served import ROOT, WORDS, Client, Ranks, open_loop, save_embedder
+from served import LIMIT_S, ROOT, WORDS, Client, Ranks, open_loop, save_embedder
 
 from pipeedge import Pipeline
 from pipeedge.data.cola import read_split
@@ -151,20 +151,24 @@ def saturated(args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as directory:
             model = opened(name, Path(directory))
             options = random_weights(model, Path(directory))
-            asked, batch = [], []
+            asked, batch, shares = [], [], []
             for _ in range(args.rounds):
                 with Pipeline(model.name, ranks=args.ranks, options=options) as pipeline:
                     one, count = example(model), 0
                     list(pipeline([one] * 64))
                     began, answers = time.perf_counter(), pipeline(cycle([one]))
+                    cpu_began = time.thread_time()
                     while time.perf_counter() - began < args.seconds:
                         count += len(list(islice(answers, 64)))
-                    asked.append(count / (time.perf_counter() - began))
+                    elapsed_s = time.perf_counter() - began
+                    asked.append(count / elapsed_s)
+                    shares.append((time.thread_time() - cpu_began) / elapsed_s)
                     answers.close()
                 batch.append(batch_rate(model, options, args.ranks, count, Path(directory)))
         ratio = statistics.median(one / other for one, other in zip(asked, batch, strict=True))
         rates = f"{statistics.median(asked):,.1f} items/s, a batch run {statistics.median(batch):,.1f}"
-        row(f"saturated {name.split('/')[-1]}", f"{ratio:.2f} ({rates}; at least 0.95)")
+        share = f"the thread that takes the answers has {statistics.median(shares):.1%} of a core"
+        row(f"saturated {name.split('/')[-1]}", f"{ratio:.2f} ({rates}; {share}; at least 0.95)")
 
 
 def embeddings(args: argparse.Namespace) -> None:
@@ -175,7 +179,8 @@ def embeddings(args: argparse.Namespace) -> None:
     ]
     with tempfile.TemporaryDirectory() as directory:
         save_embedder(Path(directory))
-        with Ranks(directory, 2, "-u", str(SENTENCES)) as ranks:
+        patient = ("--request-timeout", str(int(LIMIT_S)))
+        with Ranks(directory, 2, "-u", str(SENTENCES), *patient) as ranks:
             clients = [Client(ranks.port) for _ in range(8)]
             with ThreadPoolExecutor(len(clients)) as workers:
                 list(workers.map(embed, clients, requests))

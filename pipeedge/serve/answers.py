@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pipeedge.data.row_formats import class_name, class_scores
+from pipeedge.data.row_formats import class_name
 
 __all__ = ["ModelAnswer", "ScoredClass"]
 
@@ -46,11 +45,19 @@ class ModelAnswer:
 
     def top(self, count: int | None = None) -> list[ScoredClass]:
         """Return the best ``count`` classes, best first; all without a count. For outputs that are logits."""
-        scores = class_scores(torch.from_numpy(self.outputs)[None])[0]
-        limit = len(scores) if count is None else min(count, len(scores))
-        best = scores.topk(limit)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        scores = self._scores()
+        best = np.argsort(-scores, kind="stable")[:count]
+        pairs = zip(best.tolist(), scores[best].tolist(), strict=True)
         return [ScoredClass(number, class_name(self.class_names, number), score) for number, score in pairs]
+
+    def _scores(self) -> npt.NDArray[np.float64]:
+        """Return what ``row_formats.class_scores`` does, by NumPy, which is faster for one item."""
+        logits = self.outputs.astype(np.float64)
+        if len(logits) == 1:
+            return logits
+        powers: npt.NDArray[np.float64] = np.exp(logits - logits.max())
+        scores: npt.NDArray[np.float64] = powers / powers.sum()
+        return scores
 
     @property
     def best(self) -> ScoredClass:

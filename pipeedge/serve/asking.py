@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
 
 import anyio
 from starlette.requests import Request
@@ -27,7 +26,6 @@ _RECENT_S = 30.0
 """Seconds since the last result for which the pipeline counts as healthy."""
 _PROBE_S = 5.0
 """Seconds within which an item of the server's own must be answered."""
-_Value = TypeVar("_Value")
 
 
 class Asker:
@@ -51,29 +49,44 @@ class Asker:
         """
         self.service.queue.check_count(items)
 
-    async def prepare(self, work: Callable[[], _Value]) -> _Value:
-        """Call ``work``, which decodes or tokenises, in another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-
-    async def answers(self, request: Request, items: Sequence[Item]) -> list[ModelAnswer]:
+    async def answers(
+        self, request: Request, prepare: Callable[[], Sequence[Item]], *, least: int = 1
+    ) -> list[ModelAnswer]:
         """Return the answer of each item.
 
+        Args:
+            request: The request.
+            prepare: Decodes or tokenises what is asked about; called in another thread.
+            least: Smallest number of items.
+
         Raises:
-            InputError: There are no items, or more than may wait.
+            InputError: Something cannot be read, or there are fewer items, or more than may wait.
             QueueFullError: There is no room for them.
             ExpiredError: They were not answered in time.
             HttpError: The client has left.
             PipeEdgeError: The pipeline could not compute one of them.
         """
-        if not items:
-            raise InputError("the request has no inputs")
         timeout_s = self._deadline(request)
-        answers = self.service.queue.submit(items, timeout_s=timeout_s)
+        answers = await self._ask(prepare, timeout_s, least)
         try:
             await self._wait(request, answers, timeout_s)
         finally:
             answers.cancel()
         return list(answers)
+
+    async def _ask(
+        self, prepare: Callable[[], Sequence[Item]], timeout_s: float, least: int = 1
+    ) -> PendingAnswers:
+        """Prepare items, and have them wait for the pipeline."""
+
+        def ask() -> PendingAnswers:
+            items = prepare()
+            if len(items) < least:
+                raise InputError("the request has no inputs")
+            # From this thread, as the way back to the loop takes as long as a small answer.
+            return self.service.queue.submit(items, timeout_s=timeout_s)
+
+        return await asyncio.get_running_loop().run_in_executor(self._workers, ask)
 
     async def _wait(self, request: Request, answers: PendingAnswers, timeout_s: float) -> None:
         """Wait until all ``answers`` are there.
@@ -125,8 +138,7 @@ class Asker:
         if self.service.queue.seconds_since_result() < _RECENT_S:
             return True
         try:
-            item = await self.prepare(self.service.probe)
-            probe = self.service.queue.submit([item], timeout_s=_PROBE_S)
+            probe = await self._ask(lambda: [self.service.probe()], _PROBE_S)
             await self._wait(request, probe, _PROBE_S)
             list(probe)
         except (PipeEdgeError, HttpError):

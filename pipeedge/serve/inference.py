@@ -91,8 +91,7 @@ class InferenceRoutes:
             raise InputError(f"there is no such output; the model has one, {_OUTPUTS}")
         tensors = read_tensors(body, content[int(length) :])
         self._asker.check_count(max((len(array) for array in tensors.values() if array.ndim), default=0))
-        items = await self._asker.prepare(lambda: self._items(tensors))
-        outputs = _stacked(await self._asker.answers(request, items))
+        outputs = _stacked(await self._asker.answers(request, lambda: self._items(tensors)))
         return json_reply(
             {
                 "model_name": self._model.name,

@@ -71,8 +71,13 @@ class Routes:
         if inputs and all(isinstance(one, int) for one in inputs):
             inputs = [inputs]  # one text, as token ids
         self._asker.check_count(len(inputs))
-        items = await self._asker.prepare(lambda: [self._embeddable(*pair) for pair in enumerate(inputs)])
-        answers = await self._asker.answers(request, items)
+        items: list[Item] = []
+
+        def prepare() -> Sequence[Item]:
+            items.extend(self._embeddable(*pair) for pair in enumerate(inputs))
+            return items
+
+        answers = await self._asker.answers(request, prepare)
         vectors = [_vector(answer) for answer in answers]
         tokens = sum(len(item.tensors[0]) for item in items) if self._model.takes_text else 0
         return json_reply(
@@ -118,7 +123,7 @@ class Routes:
     ) -> Response:
         self._must_give("vector")
         texts = [(inputs,)] if isinstance(inputs, str) else [(text,) for text in inputs]
-        answers = await self._asker.answers(request, await self._sentences(texts, truncate=truncate))
+        answers = await self._asker.answers(request, self._sentences(texts, truncate=truncate))
         vectors = [_vector(answer) for answer in answers]
         if normalize:
             vectors = [vector / max(float(np.linalg.norm(vector)), 1e-12) for vector in vectors]
@@ -141,7 +146,7 @@ class Routes:
         is_batch = not isinstance(inputs, str) and not all(isinstance(one, str) for one in inputs)
         several = list(inputs) if is_batch else [inputs]
         texts = [(one,) if isinstance(one, str) else tuple(map(str, one)) for one in several]
-        answers = await self._asker.answers(request, await self._sentences(texts, truncate=truncate))
+        answers = await self._asker.answers(request, self._sentences(texts, truncate=truncate))
         found = [[_labelled(one) for one in _classes(answer, raw=raw_scores)] for answer in answers]
         return json_reply(found if is_batch else found[0])
 
@@ -152,7 +157,7 @@ class Routes:
         if self._model.config.num_labels != 1:
             raise InputError(f"{self._model.name} does not rank: it has more than one output")
         pairs = [(body.query, text) for text in body.texts]
-        answers = await self._asker.answers(request, await self._sentences(pairs, truncate=body.truncate))
+        answers = await self._asker.answers(request, self._sentences(pairs, truncate=body.truncate))
         logits = np.array([float(answer.outputs[0]) for answer in answers])
         scores = logits if body.raw_scores else 1 / (1 + np.exp(-logits))
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -169,13 +174,15 @@ class Routes:
         if self._model.takes_text:
             raise InputError(f"{self._model.name} takes sentences: ask /predict")
         files, is_batch = await self._files(request)
-        items: list[Item | InputError] = await self._asker.prepare(
-            lambda: [self._image_or_error(*pair) for pair in enumerate(files)]
-        )
-        good = [item for item in items if isinstance(item, Item)]
-        if not is_batch and isinstance(items[0], InputError):
-            raise items[0]
-        answers = iter(await self._asker.answers(request, good) if good else [])
+        items: list[Item | InputError] = []
+
+        def prepare() -> Sequence[Item]:
+            items.extend(self._image_or_error(*pair) for pair in enumerate(files))
+            if not is_batch and isinstance(items[0], InputError):
+                raise items[0]
+            return [item for item in items if isinstance(item, Item)]
+
+        answers = iter(await self._asker.answers(request, prepare, least=0))
         found = [
             {"error": one_line(item)}
             if isinstance(item, InputError)
@@ -247,21 +254,19 @@ class Routes:
         }
         raise InputError(f"{self._model.name} {suited[self._model.output_kind]}")
 
-    async def _sentences(self, texts: Sequence[tuple[str, ...]], *, truncate: bool) -> list[Item]:
-        """Return the items for texts, and pairs of them."""
+    def _sentences(self, texts: Sequence[tuple[str, ...]], *, truncate: bool) -> Callable[[], Sequence[Item]]:
+        """Return what prepares the items for texts, and pairs of them."""
         wrong = next((number for number, each in enumerate(texts) if len(each) not in (1, 2)), None)
         if wrong is not None:
             raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one, or a pair")
         self._asker.check_count(len(texts))
-        return await self._asker.prepare(
-            lambda: self._preparation.sentences(
-                [
-                    Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
-                    for number, (text, *pair) in enumerate(texts)
-                ],
-                truncate=truncate,
-                warn=False,
-            )
+        return lambda: self._preparation.sentences(
+            [
+                Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
+                for number, (text, *pair) in enumerate(texts)
+            ],
+            truncate=truncate,
+            warn=False,
         )
 
 

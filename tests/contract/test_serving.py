@@ -523,7 +523,12 @@ def test_a_deadline_and_a_client_that_leaves(going: threading.Event) -> None:
         assert served.post("/classify", data).status == 200
 
 
-def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parser", ["httptools", "h11"])
+def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch, parser: str) -> None:
+    if parser == "httptools":
+        pytest.importorskip("httptools")
+    connection = server.connection_class(parser)
+    monkeypatch.setattr(server, "connection_class", lambda: connection)
     monkeypatch.setattr(server, "_MAX_CONNECTIONS", 20)
     with ServedModel("-m", "vit-digits", "--request-timeout", "1") as served:
 
