@@ -13,6 +13,7 @@ its mixture, instead of being chased.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ _Key = tuple[str, ...]
 """A host, or the two hosts of a link."""
 
 LEAST_GAIN = 0.08
-"""Smallest gain that is worth a change, as a fraction."""
+"""Smallest gain that is worth a change, as a fraction. In more than ``MANY_WINDOWS`` windows together a
+smaller one can be told from noise, whose mean shrinks with the root of their number."""
 HORIZON_S = 600.0
 """Seconds that a run without an end is taken to go on."""
 _LOAD_BYTES_PER_S = 100e6
@@ -229,9 +231,14 @@ class LivePlanning:
         return {key: value for key, value in known.items() if self._seen_at.get(key, oldest) > oldest}
 
     def _recent(self, windows: int) -> Iterator[Conditions]:
-        """Yield the conditions of the latest windows; what a window did not measure is as known otherwise."""
-        known = self._known()
-        for seen, _ in list(self._history)[-windows:]:
+        """Yield the conditions of the latest windows.
+
+        What a window did not measure is as in the mean of those windows that did, else as known otherwise.
+        What was seen last of a host whose load comes and goes would make it look slow, or quick, throughout.
+        """
+        latest = list(self._history)[-windows:]
+        known = {**self._known(), **_mean_slowness([seen for seen, _ in latest])}
+        for seen, _ in latest:
             rest = _conditions({key: value * seen.common for key, value in known.items()}, seen.common)
             yield dataclasses.replace(
                 seen, hosts={**rest.hosts, **seen.hosts}, links={**rest.links, **seen.links}
@@ -269,11 +276,12 @@ class LivePlanning:
         # Where no number has moved, only many windows tell a gain from noise.
         windows = max(waited if self._drift.duration else MANY_WINDOWS, self._patience())
         now = self._throughput(self._present, windows)
+        least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
         best: Proposal | None = None
         why = moved_words(self._drift.moved()) or "other hosts are there"
         for stages in self._possible():
             gain = self._throughput(stages, windows) / now - 1
-            if gain >= LEAST_GAIN and (best is None or gain > best.gain):
+            if gain >= least and (best is None or gain > best.gain):
                 best = self._proposal(stages, gain, why)
         if best is None or not self._is_limit():
             return None
@@ -296,8 +304,12 @@ class LivePlanning:
         return self._windows - self._failed.get(stages, -_KEPT) < _KEPT
 
     def _taken_back(self) -> Proposal | None:
-        """Return the plan before the present one, if that has turned out to be slower."""
-        if self._back is None or not self._can_follow(self._back[0]):
+        """Return the plan before the present one, if that has turned out to be slower.
+
+        Of two plans that have both turned out to be slower, as a load that comes and goes may make them look,
+        the present one stays.
+        """
+        if self._back is None or self._has_failed(self._back[0]) or not self._can_follow(self._back[0]):
             return None
         return self._proposal(*self._back, "the last change made the run slower")
 
@@ -333,6 +345,17 @@ def _mean(seen: Sequence[Conditions]) -> Conditions:
         {pair: statistics.fmean(one.links.get(pair, 1.0) for one in seen) for pair in first.links},
         statistics.fmean(one.common for one in seen),
     )
+
+
+def _mean_slowness(seen: Sequence[Conditions]) -> dict[_Key, float]:
+    """Return the mean slowness of each host and link, relative to the common one, where it was measured."""
+    values: dict[_Key, list[float]] = {}
+    for one in seen:
+        for host, slow in one.hosts.items():
+            values.setdefault((host,), []).append(slow / one.common)
+        for pair, slow in one.links.items():
+            values.setdefault(pair, []).append(slow / one.common)
+    return {key: statistics.fmean(found) for key, found in values.items()}
 
 
 def moved_words(moved: Mapping[tuple[str, ...], float]) -> str:

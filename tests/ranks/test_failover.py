@@ -62,6 +62,10 @@ def test_neighbours_take_the_layers_of_a_lost_rank(
 ) -> None:
     with world(tmp_path, 3, pixels, signals=f"1:60:{number:d}") as ranks:
         ended = ranks.start().wait(0, 2)
+        if number is signal.SIGSTOP:  # it ends as soon as it is woken
+            ranks.signal(1, signal.SIGTERM)
+            ranks.signal(1, signal.SIGCONT)
+            assert ranks.wait(1)[1].status != 0
     assert [end.status for end in ended.values()] == [0, 0], ended
     assert (tmp_path / "out.npz").read_bytes() == undisturbed
     why = {

@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_cluster import WINDOW_S, LiveCluster, best_placing, gaussian, problem_of
@@ -133,11 +134,12 @@ def test_conditions_are_what_explains_the_measurements() -> None:
 # -- decisions ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=4, derandomize=True, deadline=None)
+@settings(max_examples=cases(40), derandomize=True, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 4))
 def test_noise_of_ten_percent_never_changes_the_plan(seed: int, hosts: int) -> None:
+    """Hours of each, and many of them with all cases."""
     cluster = LiveCluster(problem_of(hosts, 12), lambda now_s, host: 1.0, gaussian(seed, 0.1))
-    cluster.run(3600)
+    cluster.run(3600 * cases(3))
     assert cluster.switches == []
 
 
@@ -168,19 +170,25 @@ def test_a_host_that_recovers_gets_its_layers_back() -> None:
     assert cluster.rate(cluster.present, {}) == pytest.approx(cluster.rate(before, {}))
 
 
-@pytest.mark.parametrize("depth", [1.5, 2.0, 3.0])
-def test_a_load_that_comes_and_goes_costs_less_than_a_twentieth(depth: float) -> None:
-    def slowness(now_s: float, host: str) -> float:
-        return depth if host == "h1" and now_s % 60 < 30 else 1.0
+@pytest.mark.parametrize("seed", range(cases(30, 15)))
+def test_a_load_that_comes_and_goes_costs_little_in_an_hour(seed: int) -> None:
+    """Half of the cases have half the speed for half a minute, as in the benchmark."""
+    random = Random(seed)
+    depth, phase_s = (random.uniform(1.5, 4.0) if seed % 2 else 2.0), random.uniform(0, 60)
 
-    cluster = LiveCluster(problem_of(4, 12), slowness, gaussian(1, 0.05))
-    cluster.run(1500)
+    def slowness(now_s: float, host: str) -> float:
+        return depth if host == "h1" and (now_s + phase_s) % 60 < 30 else 1.0
+
+    noise = gaussian(seed, random.uniform(0.0, 0.05))
+    cluster = LiveCluster(problem_of(random.randint(2, 4), 12), slowness, noise)
+    cluster.run(3600)
     fixed = [
-        best_placing(cluster.problem, Conditions({"h1": mean}), cluster.hosts)
-        for mean in (1, 1.25, 1.5, 2, 3)
+        best_placing(cluster.problem, Conditions({"h1": 1 + (depth - 1) * part / 8}), cluster.hosts)
+        for part in range(9)
     ]
     best = max(sum(cluster.rate(one, {"h1": slow}) for slow in (1.0, depth)) / 2 for one in fixed)
-    assert cluster.items / 1500 >= 0.95 * best
+    assert cluster.items / 3600 >= (0.93 if seed % 2 else 0.95) * best
+    assert len(cluster.switches) <= 12  # each is charged with two seconds of standstill
 
 
 def test_a_host_that_joins_gets_a_part_where_that_helps() -> None:
