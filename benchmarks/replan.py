@@ -48,7 +48,8 @@ KINDS = (Kind("host", 3, CPU, BW_MBPS), Kind("other", 1, CPU, BW_MBPS))
 VICTIM = "other0"
 MEAN_SLOWNESS = 1.5
 """Mean time of a layer on a host that loses half of its processor every other half minute."""
-WINDOWS_S = 5 * 5.0
+WINDOW_S = 5.0
+WINDOWS_S = 5 * WINDOW_S
 """Seconds of the five windows within which the run is to have changed its plan."""
 SETTLING = 12
 """Results that fill the pipeline."""
@@ -300,17 +301,21 @@ class Scenarios:
     def _changes(self, run: LiveRun, since_s: float) -> Iterator[Line]:
         """Yield when the plan changed, how long no result came meanwhile, and what was predicted."""
         yield Line("changes of the plan", str(len(run.changes)), bool(run.changes))
+        replans = run.report()["replans"]
+        took_s = {one["microbatch"]: one["seconds"] for one in replans if one["seconds"] is not None}
         for change in run.changes:
             longest, period = run.gap(change)
             yield Line("  seconds after the disturbance", f"{run.came_s[change] - since_s:.1f}", True)
             gap = longest / period if period else 0.0
             yield Line("  longest gap, in periods", f"{gap:.2f} ({longest:.3f} s)", gap <= GAP_GOAL)
             yield Line("  longest gap among 20 results later", f"{run.usual_gap(change):.2f}", True)
-            span = (run.came_s[max(0, change - 30)], run.came_s[change - 1])
+            # Layers are loaded from when the change is asked for, which may slow the plan before.
+            asked_s = run.came_s[change] - took_s.get(change, 0.0)
+            before = run.rate(asked_s - 2 * WINDOW_S, asked_s)
             last = run.came_s[min(change + SETTLING, len(run.came_s) - 1)]
-            gain = run.rate(last, run.came_s[-SETTLING]) / run.rate(*span) - 1
+            gain = run.rate(last, run.came_s[-SETTLING]) / before - 1 if before else 0.0
             yield Line("  measured gain", f"{gain:+.1%}", True)
-        for replan in run.report()["replans"]:
+        for replan in replans:
             predicted, measured = replan["predicted_gain_percent"], replan["measured_gain_percent"]
             known = measured is not None
             figures = f"{predicted:+.1f} %, {measured:+.1f} %" if known else f"{predicted:+.1f} %, unknown"
