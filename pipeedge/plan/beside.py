@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.plan.conditions import PlacedStage, held_bytes, period_s, stage_seconds
 from pipeedge.plan.problem import HostKind, Problem
 
-__all__ = ["best_beside", "fits_beside", "placed", "to_load_bytes"]
+__all__ = ["best_beside", "fits_beside", "host_loads", "placed", "to_load_bytes"]
 
 _MOST_SOLVED = 24
 """Largest number of problems that one search solves."""
@@ -67,16 +67,22 @@ def _both_bytes(problem: Problem, stage: PlacedStage, layers: LayerRange) -> flo
 
 def to_load_bytes(problem: Problem, present: Sequence[PlacedStage], wanted: Sequence[PlacedStage]) -> float:
     """Return the bytes that the host with the most to load has to load."""
+    return max(host_loads(problem, present, wanted), default=0.0)
+
+
+def host_loads(
+    problem: Problem, present: Sequence[PlacedStage], wanted: Sequence[PlacedStage]
+) -> Iterator[float]:
+    """Yield the bytes that the host of each wanted stage has to load."""
     before = {stage.host: stage for stage in present}
-    most = 0.0
     for stage in wanted:
         weights, layers = _weights(problem, stage.host), range(stage.layers.start, stage.layers.stop)
         old = before.get(stage.host)
         if old is not None and old.layers == stage.layers:
+            yield 0.0
             continue
         known = () if old is None else _shared(problem, old, stage.layers)
-        most = max(most, sum(weights[layer] for layer in layers if layer not in known))
-    return most
+        yield float(sum(weights[layer] for layer in layers if layer not in known))
 
 
 def _weights(problem: Problem, host: str) -> Sequence[float]:

@@ -13,6 +13,7 @@ from pipeedge.plan.after_loss import Survivor, keep_layers
 from pipeedge.plan.beside import best_beside, fits_beside, placed
 from pipeedge.plan.conditions import Conditions, input_seconds, link_seconds, stage_seconds, with_conditions
 from pipeedge.plan.live_choice import Placing
+from pipeedge.plan.order import in_present_order
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.problem import ELEMENT_BYTES, Problem
@@ -89,6 +90,7 @@ class LiveSearch:
         holds = {stage.host: stage.layers for stage in present}
         kept = self._with_kept_layers(problem, found, holds)
         found = kept if fits_beside(problem, present, kept) else found
+        found = in_present_order(problem, present, found)
         return None if found == present else found
 
     def after_loss(

@@ -42,7 +42,7 @@ control    clocks failures liveness messages announcement members epoch_messages
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
-           conditions drift beside live_choice live_search
+           conditions drift beside order live_choice live_search
 data       sentence_rules items source model_inputs pictures selection tables unfinished row_formats results
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
@@ -123,6 +123,7 @@ PURE = (
     "plan.drift",
     "plan.facts",
     "plan.live_choice",
+    "plan.order",
     "plan.problem",
     "plan.prediction",
     "plan.specs",

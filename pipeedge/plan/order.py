@@ -1,0 +1,121 @@
+"""Keep the hosts of a running pipeline in their order when it gets another plan. Pure.
+
+    present   a: 1-12   b: 13-25  c: 26-38  d: 39-48
+    found     a: 1-14   c: 15-21  d: 22-33  b: 34-48     as fast, but b, c and d load all layers anew
+    kept      a: 1-14   b: 15-27  c: 28-34  d: 35-48
+
+The scheduler may return any of the schedules with the shortest period. In that with the hosts in their order,
+less has to be loaded, and less lies between the last microbatch of one plan and the first of the other: that
+one has to pass the stages that follow the slowest, which the former has passed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pipeedge.base.schedule import LayerRange
+from pipeedge.plan.beside import fits_beside, host_loads
+from pipeedge.plan.conditions import PlacedStage, held_bytes, period_s, stage_seconds
+from pipeedge.plan.problem import Problem
+
+__all__ = ["in_present_order"]
+
+_SLOWER = 1.01
+"""Largest ratio of the period to that of the schedule that was found."""
+
+
+def in_present_order(
+    problem: Problem, present: Sequence[PlacedStage], found: Sequence[PlacedStage]
+) -> tuple[PlacedStage, ...]:
+    """Return a schedule about as fast as ``found`` that keeps its hosts in the order that they have.
+
+    A host that is new stands where the least has to be loaded. Where no such schedule is fast enough, or bits
+    were chosen for the links of ``found``, that is returned as it is.
+
+    Args:
+        problem: the hosts with their measured times.
+        present: schedule that runs.
+        found: best schedule for the problem.
+    """
+    best = tuple(found)
+    if any(stage.bits for stage in found):
+        return best
+    limit_s = _SLOWER * period_s(problem, found)
+    held = {stage.host: stage for stage in present}
+    least = _loads(problem, present, found)
+    for hosts in _orders([stage.host for stage in present], [stage.host for stage in found]):
+        stages = _cut(problem, held, hosts, limit_s)
+        if stages is None or period_s(problem, stages) > limit_s or not fits_beside(problem, present, stages):
+            continue
+        loads = _loads(problem, present, stages)
+        if loads < least:
+            best, least = stages, loads
+    return best
+
+
+def _orders(present: Sequence[str], found: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the orders of the hosts of ``found`` in which those that are present keep theirs."""
+    kept = [host for host in present if host in found]
+    new = [host for host in found if host not in present]
+    if len(new) > 1:
+        return
+    for place in range(len(kept) + 1) if new else (0,):
+        yield (*kept[:place], *new, *kept[place:])
+
+
+def _loads(
+    problem: Problem, present: Sequence[PlacedStage], stages: Sequence[PlacedStage]
+) -> tuple[float, float]:
+    """Return the bytes that the host with the most to load has to load, and those of all together."""
+    loads = list(host_loads(problem, present, stages))
+    return max(loads), sum(loads)
+
+
+def _cut(
+    problem: Problem, held: Mapping[str, PlacedStage], hosts: Sequence[str], limit_s: float
+) -> tuple[PlacedStage, ...] | None:
+    """Return the stages of hosts in a given order, within the limit and near to what they hold; or None."""
+    layers = len(problem.layers.elements_out)
+    earliest = [layers]  # where each stage can begin at the earliest, if all that follow are to be in time
+    for host in reversed(hosts):
+        earliest.insert(0, _first_layer(problem, host, earliest[0], limit_s))
+    stages: list[PlacedStage] = []
+    start = 0
+    for number, host in enumerate(hosts):
+        left = len(hosts) - number - 1
+        least = max(start + 1, earliest[number + 1])
+        most = min(_last_layer(problem, host, start, limit_s), layers - left)
+        if least > most:
+            return None
+        if host in held:
+            liked = held[host].layers.stop
+        else:
+            liked = held[hosts[number + 1]].layers.start if left else layers
+        stop = min(max(liked, least), most)
+        stages.append(PlacedStage(host, LayerRange(start, stop)))
+        start = stop
+    return tuple(stages)
+
+
+def _first_layer(problem: Problem, host: str, stop: int, limit_s: float) -> int:
+    """Return the start of the longest stage before ``stop`` that a host computes in time; or ``stop``."""
+    start = stop
+    while start > 0 and _in_time(problem, PlacedStage(host, LayerRange(start - 1, stop)), limit_s):
+        start -= 1
+    return start
+
+
+def _last_layer(problem: Problem, host: str, start: int, limit_s: float) -> int:
+    """Return the end of the longest stage from ``start`` on that a host computes in time; or ``start``."""
+    stop, layers = start, len(problem.layers.elements_out)
+    while stop < layers and _in_time(problem, PlacedStage(host, LayerRange(start, stop + 1)), limit_s):
+        stop += 1
+    return stop
+
+
+def _in_time(problem: Problem, stage: PlacedStage, limit_s: float) -> bool:
+    """Return whether a host has the memory for a stage, and computes it within the limit."""
+    kind = problem.kind_of(stage.host)
+    own_s = kind.feed_s + kind.collect_s if stage.host == problem.data_host else 0.0
+    has_room = held_bytes(problem, stage.host, stage.layers) <= kind.mem_bytes
+    return has_room and stage_seconds(problem, stage) + own_s <= limit_s
