@@ -50,13 +50,19 @@ class Asker:
         self.service.queue.check_count(items)
 
     async def answers(
-        self, request: Request, prepare: Callable[[], Sequence[Item]], *, least: int = 1
+        self,
+        request: Request,
+        prepare: Callable[[], Sequence[Item]],
+        *,
+        quick: bool = False,
+        least: int = 1,
     ) -> list[ModelAnswer]:
         """Return the answer of each item.
 
         Args:
             request: The request.
-            prepare: Decodes or tokenises what is asked about; called in another thread.
+            prepare: Decodes or tokenises what is asked about.
+            quick: Whether that takes so little time that another thread is not worth waking.
             least: Smallest number of items.
 
         Raises:
@@ -67,7 +73,7 @@ class Asker:
             PipeEdgeError: The pipeline could not compute one of them.
         """
         timeout_s = self._deadline(request)
-        answers = await self._ask(prepare, timeout_s, least)
+        answers = await self._ask(prepare, timeout_s, quick=quick, least=least)
         try:
             await self._wait(request, answers, timeout_s)
         finally:
@@ -75,7 +81,12 @@ class Asker:
         return list(answers)
 
     async def _ask(
-        self, prepare: Callable[[], Sequence[Item]], timeout_s: float, least: int = 1
+        self,
+        prepare: Callable[[], Sequence[Item]],
+        timeout_s: float,
+        *,
+        quick: bool = False,
+        least: int = 1,
     ) -> PendingAnswers:
         """Prepare items, and have them wait for the pipeline."""
 
@@ -86,6 +97,8 @@ class Asker:
             # From this thread, as the way back to the loop takes as long as a small answer.
             return self.service.queue.submit(items, timeout_s=timeout_s)
 
+        if quick:
+            return ask()
         return await asyncio.get_running_loop().run_in_executor(self._workers, ask)
 
     async def _wait(self, request: Request, answers: PendingAnswers, timeout_s: float) -> None:

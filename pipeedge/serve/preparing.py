@@ -29,7 +29,7 @@ from pipeedge.data.images import DirectoryTransform, ImageTransform, image_trans
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
-from pipeedge.data.pictures import decode_image, eight_bit, open_image
+from pipeedge.data.pictures import decode_image, eight_bit, is_small, open_image
 from pipeedge.data.text import Sentence, Tokenizer, open_tokenizer
 from pipeedge.request.config import RunRequest
 
@@ -39,6 +39,10 @@ _REFUSED_CHARACTERS = 1 << 17
 """Number of characters of a stranger's sentence that must give as many tokens as the model takes, if more
 follow: a tokenizer takes seconds for a word of a million letters, and has no time for others meanwhile.
 """
+_QUICK_SIZE = 1024
+"""Largest number of characters or bytes that are prepared by the thread that receives them."""
+_QUICK_PIXELS = 1 << 14
+"""Largest image, in pixels, that is decoded by the thread that receives it."""
 _SLACK = 1e-3
 """Largest distance of a pixel's value from that of a byte, as a fraction of the step between two bytes."""
 
@@ -116,6 +120,17 @@ class Preparation:
     def max_tokens(self) -> int | None:
         """Number of tokens of the longest sentence; None for images."""
         return None if self._tokenizer is None else self._tokenizer.most_tokens
+
+    def is_quick(self, values: Sequence[str | bytes]) -> bool:
+        """Return whether texts, or image files, become items in less time than another thread takes to wake.
+
+        That is the case for a few short texts, while no other is tokenised, and for a small image.
+        """
+        if sum(map(len, values)) > _QUICK_SIZE:
+            return False
+        if self._tokenizer is not None:
+            return not self._tokenizing.locked()
+        return all(isinstance(data, bytes) and is_small(data, _QUICK_PIXELS) for data in values)
 
     def item(self, value: Any, source: str = "input") -> Item:
         """Return the item for a value of any kind that fits the model.

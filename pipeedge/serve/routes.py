@@ -77,7 +77,7 @@ class Routes:
             items.extend(self._embeddable(*pair) for pair in enumerate(inputs))
             return items
 
-        answers = await self._asker.answers(request, prepare)
+        answers = await self._asker.answers(request, prepare, quick=self._is_quick(inputs))
         vectors = [_vector(answer) for answer in answers]
         tokens = sum(len(item.tensors[0]) for item in items) if self._model.takes_text else 0
         return json_reply(
@@ -123,7 +123,7 @@ class Routes:
     ) -> Response:
         self._must_give("vector")
         texts = [(inputs,)] if isinstance(inputs, str) else [(text,) for text in inputs]
-        answers = await self._asker.answers(request, self._sentences(texts, truncate=truncate))
+        answers = await self._sentences(request, texts, truncate=truncate)
         vectors = [_vector(answer) for answer in answers]
         if normalize:
             vectors = [vector / max(float(np.linalg.norm(vector)), 1e-12) for vector in vectors]
@@ -146,7 +146,7 @@ class Routes:
         is_batch = not isinstance(inputs, str) and not all(isinstance(one, str) for one in inputs)
         several = list(inputs) if is_batch else [inputs]
         texts = [(one,) if isinstance(one, str) else tuple(map(str, one)) for one in several]
-        answers = await self._asker.answers(request, self._sentences(texts, truncate=truncate))
+        answers = await self._sentences(request, texts, truncate=truncate)
         found = [[_labelled(one) for one in _classes(answer, raw=raw_scores)] for answer in answers]
         return json_reply(found if is_batch else found[0])
 
@@ -157,7 +157,7 @@ class Routes:
         if self._model.config.num_labels != 1:
             raise InputError(f"{self._model.name} does not rank: it has more than one output")
         pairs = [(body.query, text) for text in body.texts]
-        answers = await self._asker.answers(request, self._sentences(pairs, truncate=body.truncate))
+        answers = await self._sentences(request, pairs, truncate=body.truncate)
         logits = np.array([float(answer.outputs[0]) for answer in answers])
         scores = logits if body.raw_scores else 1 / (1 + np.exp(-logits))
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
@@ -182,7 +182,7 @@ class Routes:
                 raise items[0]
             return [item for item in items if isinstance(item, Item)]
 
-        answers = iter(await self._asker.answers(request, prepare, least=0))
+        answers = iter(await self._asker.answers(request, prepare, quick=self._is_quick(files), least=0))
         found = [
             {"error": one_line(item)}
             if isinstance(item, InputError)
@@ -254,20 +254,29 @@ class Routes:
         }
         raise InputError(f"{self._model.name} {suited[self._model.output_kind]}")
 
-    def _sentences(self, texts: Sequence[tuple[str, ...]], *, truncate: bool) -> Callable[[], Sequence[Item]]:
-        """Return what prepares the items for texts, and pairs of them."""
+    async def _sentences(
+        self, request: Request, texts: Sequence[tuple[str, ...]], *, truncate: bool
+    ) -> list[ModelAnswer]:
+        """Return the answers to texts, and pairs of them."""
         wrong = next((number for number, each in enumerate(texts) if len(each) not in (1, 2)), None)
         if wrong is not None:
             raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one, or a pair")
         self._asker.check_count(len(texts))
-        return lambda: self._preparation.sentences(
-            [
+
+        def prepare() -> Sequence[Item]:
+            sentences = [
                 Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
                 for number, (text, *pair) in enumerate(texts)
-            ],
-            truncate=truncate,
-            warn=False,
-        )
+            ]
+            return self._preparation.sentences(sentences, truncate=truncate, warn=False)
+
+        quick = self._is_quick([text for each in texts for text in each])
+        return await self._asker.answers(request, prepare, quick=quick)
+
+    def _is_quick(self, values: Sequence[object]) -> bool:
+        """Return whether texts or images are prepared in so little time that no other thread is needed."""
+        plain = [value for value in values if isinstance(value, str | bytes)]
+        return len(plain) == len(values) and self._preparation.is_quick(plain)
 
 
 def decode_data_url(text: str, source: str) -> bytes:

@@ -149,3 +149,27 @@ def test_the_other_kind_is_refused(sentences: Preparation, digits: Preparation) 
         digits.sentence("the cat")
     with pytest.raises(InputError, match=r"input: an image; .* takes sentences"):
         sentences.image(png(PICTURE))
+
+
+@pytest.mark.parametrize(
+    ("data", "is_quick"),
+    [
+        (png(PICTURE), True),
+        (png(np.zeros((9, 9000), np.uint8)), False),  # few bytes, and many pixels
+        (png(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)), False),
+        (png(PICTURE)[:20], False),
+        (b"GIF89a" + bytes(20), False),
+        ("data:image/png;base64,", False),
+    ],
+)
+def test_only_small_images_are_decoded_where_they_come(
+    digits: Preparation, data: bytes | str, is_quick: bool
+) -> None:
+    assert digits.is_quick([data]) == is_quick
+
+
+def test_only_short_texts_are_tokenised_where_they_come(sentences: Preparation) -> None:
+    assert sentences.is_quick(["the cat sat", "a mat"])
+    assert not sentences.is_quick(["the cat"] * 200)
+    with sentences._tokenizing:  # as another thread does
+        assert not sentences.is_quick(["the cat sat"])
