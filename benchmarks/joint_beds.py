@@ -36,10 +36,10 @@ LEAST_MICROBATCHES = 24
 
 
 def draw_kinds(seed: int) -> tuple[Kind, ...]:
-    """Return different hosts with random quotas and links of 20 to 200 Mbps."""
+    """Return different hosts with random quotas and links of 10 to 100 Mbps."""
     rng = np.random.default_rng(seed)
     quotas = PROCESSORS * rng.dirichlet(np.full(HOSTS, 8.0))
-    bandwidth = rng.choice([20, 50, 200], size=HOSTS)
+    bandwidth = rng.choice([10, 25, 100], size=HOSTS)
     return tuple(
         Kind(f"host{number}-", 1, round(max(0.15, float(quota)), 2), float(mbps))
         for number, (quota, mbps) in enumerate(zip(quotas, bandwidth, strict=True))

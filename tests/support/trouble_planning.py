@@ -339,6 +339,12 @@ def layers_are_measured_already(patch: Patch) -> str:
     return profile(f"{MEASURE} -b 8 -o profiler_results.yml")
 
 
+@says("profiler_results-1-float32.yml is kept from an earlier run; delete it to measure it again")
+def a_profile_is_kept(patch: Patch) -> str:
+    profiled("profiler_results-1-float32.yml", batch_size=1)
+    return profile(f"{MEASURE} -b 1,2 --dtype float32 -L 1 -o profiler_results.yml")
+
+
 @says(
     "profiler_results.yml has results of another batch size: 8, but now it is 4; choose another file with -o"
 )
