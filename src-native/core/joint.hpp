@@ -18,7 +18,6 @@
 //   latency              the sum over all stages and links
 //   loss                 the sum over all stages and links: a stage has the losses of its layers in its number
 //                        type, a link the loss of its cut at its width
-//
 //   joules               of a microbatch, for each host that is on: busy_w while it computes, idle_w for the rest
 //                        of the period. On are the hosts with a stage, and the data host; links cost nothing
 //
@@ -28,10 +27,10 @@
 //
 // kThroughput minimises period / u, kLatency the latency of one microbatch, kEnergy joules / u with a throughput
 // of at least Options::min_items_per_s; all of them with a loss of at most max_loss and a latency of at most
-// max_latency_s. kEnergy needs the watts of every host (unknown_watts). Ties are broken, as far as a limited effort goes, by the
-// smallest loss, then (not for kEnergy) the fewest hosts, then a stage on the data host, then the smallest latency;
-// except for kLatency, links finally get the most bits with which nothing but the latency grows. Values with a relative difference of
-// at most 1e-9 are equal.
+// max_latency_s. kEnergy needs the watts of every host (unknown_watts). Ties are broken, as far as a limited effort
+// goes, by the smallest loss, then (not for kEnergy) the fewest hosts, then a stage on the data host, then the
+// smallest latency; except for kLatency, links finally get the most bits with which nothing but the latency grows.
+// Values with a relative difference of at most 1e-9 are equal.
 //
 // The method (joint_network.hpp, joint_prices.hpp, joint_search.hpp):
 //
