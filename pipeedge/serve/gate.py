@@ -88,13 +88,18 @@ class Gate:
             return
         began, status = time.perf_counter(), 0
         body = b""
+        head: list[Message] = []
 
         async def sent(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                head.append(message)  # goes with what follows, as every wait has its price
+                return
             # A client that does not read must not keep the task.
             with anyio.fail_after(self._limits.body_s):
+                while head:
+                    await send(head.pop())
                 await send(message)
 
         try:

@@ -158,6 +158,7 @@ def test_the_other_kind_is_refused(sentences: Preparation, digits: Preparation) 
         (png(np.zeros((9, 9000), np.uint8)), False),  # few bytes, and many pixels
         (png(np.random.default_rng(0).integers(0, 256, (40, 40), dtype=np.uint8)), False),
         (png(PICTURE)[:20], False),
+        (png(PICTURE) + png(np.zeros((9, 9), np.uint8)), False),  # which of the two sizes counts?
         (b"GIF89a" + bytes(20), False),
         ("data:image/png;base64,", False),
     ],
