@@ -189,6 +189,37 @@ Report make_report(const NamedProblem& named, const Problem& problem, Objective 
   return report;
 }
 
+namespace {
+
+// Smallest size of a layer's weights on any host, beside those of the layer that it shares them with.
+double least_weights(const Problem& problem, int layer) {
+  double least = kInfinity;
+  const std::vector<int>& shared = problem.model.shared_with;
+  const int twin = shared.empty() ? Model::kUnshared : shared[static_cast<std::size_t>(layer)];
+  for (const Host& host : problem.hosts) {
+    const std::vector<double>& sizes = weights_on(problem, type_of(problem, host));
+    const double held = twin == Model::kUnshared ? 0 : sizes[static_cast<std::size_t>(twin)];
+    least = std::min(least, std::max(0.0, sizes[static_cast<std::size_t>(layer)] - held));
+  }
+  return least;
+}
+
+// "layer 3 fits on no host: ..."; empty if it fits on one.
+std::string fits_nowhere(const Problem& problem, int layer) {
+  const DeviceType* nearest = nullptr;  // type of the host that lacks the least memory
+  const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, layer) - type.mem_bytes; };
+  for (const Host& host : problem.hosts) {
+    const DeviceType& type = type_of(problem, host);
+    if (nearest == nullptr || missing(type) < missing(*nearest)) nearest = &type;
+  }
+  if (nearest == nullptr || missing(*nearest) <= 0) return "";
+  return "layer " + std::to_string(layer + 1) + " fits on no host: it needs " +
+         megabytes_text(layer_bytes(problem, *nearest, layer)) + " MB with its buffers, the largest host has " +
+         megabytes_text(nearest->mem_bytes) + " MB";
+}
+
+}  // namespace
+
 std::string why_infeasible(const Problem& problem) {
   const auto bids = [&](const Host& host) { return type_of(problem, host).bids(); };
   if (std::all_of(problem.hosts.begin(), problem.hosts.end(), bids)) {
@@ -199,26 +230,8 @@ std::string why_infeasible(const Problem& problem) {
   for (const Host& host : problem.hosts) available += type_of(problem, host).mem_bytes;
   double weights = 0;
   for (int l = 0; l < problem.model.layers(); ++l) {
-    double least = kInfinity;          // smallest size of the layer's weights on any host
-    const std::vector<int>& shared = problem.model.shared_with;
-    const int twin = shared.empty() ? Model::kUnshared : shared[static_cast<std::size_t>(l)];
-    for (const Host& host : problem.hosts) {
-      const std::vector<double>& sizes = weights_on(problem, type_of(problem, host));
-      const double held = twin == Model::kUnshared ? 0 : sizes[static_cast<std::size_t>(twin)];
-      least = std::min(least, std::max(0.0, sizes[static_cast<std::size_t>(l)] - held));
-    }
-    weights += least;
-    const DeviceType* nearest = nullptr;  // type of the host that lacks the least memory
-    const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, l) - type.mem_bytes; };
-    for (const Host& host : problem.hosts) {
-      const DeviceType& type = type_of(problem, host);
-      if (nearest == nullptr || missing(type) < missing(*nearest)) nearest = &type;
-    }
-    if (nearest != nullptr && missing(*nearest) > 0) {
-      return "layer " + std::to_string(l + 1) + " fits on no host: it needs " +
-             megabytes_text(layer_bytes(problem, *nearest, l)) + " MB with its buffers, the largest host has " +
-             megabytes_text(nearest->mem_bytes) + " MB";
-    }
+    weights += least_weights(problem, l);
+    if (const std::string why = fits_nowhere(problem, l); !why.empty()) return why;
   }
   const std::string hosts =
       std::to_string(problem.hosts.size()) + (problem.hosts.size() == 1 ? " host" : " hosts");
@@ -263,13 +276,15 @@ std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stag
   return text;
 }
 
-std::string explanation(const Report& report) {
+namespace {
+
+// The stages with their costs, a row each.
+std::string stage_table(const Report& report) {
   using Align = Table::Align;
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
   const std::size_t last = solution.stages.size() - 1;
   const bool data = problem.data_host >= 0;
-
   Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
                Align::kRight, Align::kRight, Align::kRight, Align::kRight});
   table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "bits out",
@@ -286,24 +301,54 @@ std::string explanation(const Report& report) {
                megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes),
                microseconds_text(solution.bottleneck_s - cost.worst_s())});
   }
+  return table.text();
+}
 
+std::string data_host_line(const Problem& problem, const Solution& solution) {
+  const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
+  const DeviceType& type = type_of(problem, host);
+  const auto stage = std::find_if(solution.stages.begin(), solution.stages.end(),
+                                  [&](const Stage& one) { return one.host == problem.data_host; });
+  return "data host    " + yaml::printable(host.name) +
+         (type.feed_s + type.collect_s > 0
+              ? ": feeding takes " + seconds_text(type.feed_s) + ", collecting " + seconds_text(type.collect_s)
+              : std::string(": its profile does not say what feeding and collecting take")) +
+         (stage == solution.stages.end()
+              ? std::string("; no stage is there")
+              : "; it runs stage " + std::to_string(stage - solution.stages.begin())) +
+         "\n";
+}
+
+// Hosts that are unused for the same reason share a line.
+std::string unused_lines(const std::vector<yaml::LeftOut>& unused) {
+  std::string text;
+  for (std::size_t i = 0; i < unused.size(); ++i) {
+    const std::string& why = unused[i].why;
+    const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
+    if (std::any_of(unused.begin(), unused.begin() + static_cast<std::ptrdiff_t>(i), same_why)) continue;
+    std::vector<std::string> names;
+    bool one_type = true;
+    for (const yaml::LeftOut& host : unused) {
+      if (!same_why(host)) continue;
+      names.push_back(yaml::printable(host.host));
+      one_type = one_type && host.type == unused[i].type;
+    }
+    text += "unused       " + yaml::listing(names, names.size()) +
+            (one_type ? " (" + yaml::printable(unused[i].type) + ")" : "") + ": " + why + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string explanation(const Report& report) {
+  const Problem& problem = report.problem;
+  const Solution& solution = report.solution;
   std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +
                      (problem.model.layers() == 1 ? " layer" : " layers") + ", microbatches of " +
                      std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
-                     ", for " + objective_name(report.objective) + "\n" + table.text();
-  if (data) {
-    const DeviceType& type = type_of(problem, problem.hosts[static_cast<std::size_t>(problem.data_host)]);
-    const auto stage = std::find_if(solution.stages.begin(), solution.stages.end(),
-                                    [&](const Stage& one) { return one.host == problem.data_host; });
-    text += "data host    " + yaml::printable(problem.hosts[static_cast<std::size_t>(problem.data_host)].name) +
-            (type.feed_s + type.collect_s > 0
-                 ? ": feeding takes " + seconds_text(type.feed_s) + ", collecting " + seconds_text(type.collect_s)
-                 : std::string(": its profile does not say what feeding and collecting take")) +
-            (stage == solution.stages.end()
-                 ? std::string("; no stage is there")
-                 : "; it runs stage " + std::to_string(stage - solution.stages.begin())) +
-            "\n";
-  }
+                     ", for " + objective_name(report.objective) + "\n" + stage_table(report);
+  if (problem.data_host >= 0) text += data_host_line(problem, solution);
   text += "bottleneck   " + report.bottleneck.words + "\n";
   text += "throughput   " + rate_text(report.items_per_s()) + "\n";
   text +=
@@ -312,24 +357,7 @@ std::string explanation(const Report& report) {
           (report.objective == Objective::kLatency ? "latency" : "bottleneck") + ", gap " +
           percent_text(solution.gap()) + ": " + quality_text(solution) + "\n";
   text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
-
-  // Hosts that are unused for the same reason share a line.
-  for (std::size_t i = 0; i < report.unused.size(); ++i) {
-    const std::string& why = report.unused[i].why;
-    const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
-    if (std::any_of(report.unused.begin(), report.unused.begin() + static_cast<std::ptrdiff_t>(i), same_why))
-      continue;
-    std::vector<std::string> names;
-    bool one_type = true;
-    for (const yaml::LeftOut& host : report.unused) {
-      if (!same_why(host)) continue;
-      names.push_back(yaml::printable(host.host));
-      one_type = one_type && host.type == report.unused[i].type;
-    }
-    text += "unused       " + yaml::listing(names, names.size()) +
-            (one_type ? " (" + yaml::printable(report.unused[i].type) + ")" : "") + ": " + why + "\n";
-  }
-  return text;
+  return text + unused_lines(report.unused);
 }
 
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
