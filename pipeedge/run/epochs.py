@@ -15,38 +15,30 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
-from pipeedge.base.wording import count
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
-from pipeedge.observe.monitoring import Exporter, Monitor
-from pipeedge.observe.records import EpochRecord
+from pipeedge.observe.monitoring import Monitor
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
+from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.outcome import finish, make_recording
 from pipeedge.run.parts import Attempt, Parts, open_monitor
 from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream, tell_plan
 from pipeedge.run.shelf import Shelf
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.data.ends import Watcher
     from pipeedge.report.run_report import RunReport
-    from pipeedge.run.under_way import DataProgress
 
 __all__ = ["take_turns"]
 
-_STAGES_AHEAD = 3
-"""Number of microbatches under way for each stage: one computes, one waits for it, one is on its way."""
 _MOST_RECORDED = 4 << 20
 """Number of characters that a rank records of all epochs but the last."""
 _JOIN_S = 0.05
@@ -107,10 +99,10 @@ class _Rank:
         self._session = session
         self._prepared = prepared
         self._turns: Turns = session.member.turns
-        self._log: _EpochLog | None = None
+        self._log: EpochLog | None = None
         if prepared.progress is not None:
             watcher = None if prepared.data is None else prepared.data.watcher
-            self._log = _EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher)
+            self._log = EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher)
         self._monitor: Monitor | None = None
         self._shelf = Shelf(prepared.device)
         self.kept = ExitStack()
@@ -271,134 +263,3 @@ class _Rank:
                 raise self._session.member.error
             transport.abort()  # again, as it may have been opened only now
         transport.close()
-
-
-class _EpochLog:
-    """Notes of the data rank about each epoch, for the report and the user."""
-
-    def __init__(
-        self,
-        context: RankContext,
-        progress: DataProgress,
-        turns: Turns,
-        exporter: Exporter | None,
-        watcher: Watcher | None,
-    ) -> None:
-        self._context = context
-        self._progress = progress
-        self._exporter = exporter
-        self._watcher = watcher
-        self._turns = turns
-        self._fed = 0  # of the last epoch, and not written
-        self._has_stopped = False  # two epochs stop together if the plan was about to change
-        self._silent_since: float | None = None
-        self._repeated = 0  # since then
-        self._record: EpochRecord | None = None
-        self._prepared_at = 0.0
-
-    @property
-    def first_of_next(self) -> int | None:
-        """Lowest number of a microbatch that the next epoch is fed, while the plan changes."""
-        return self._progress.under_way.first_of_next
-
-    def stopped(self, *, dropped: bool) -> int:
-        """Note that an epoch has stopped; return the lowest number of a microbatch that is not written.
-
-        Args:
-            dropped: Whether it was fed nothing, because it was prepared beside another one.
-        """
-        if dropped or self._has_stopped:
-            return self._progress.under_way.written
-        self._has_stopped = True
-        self._fed = self._progress.under_way.fed
-        self._repeated += self._fed
-        if self._silent_since is None:
-            self._silent_since = self._last_sign()
-        return self._progress.under_way.written
-
-    def _last_sign(self) -> float:
-        """Return the time since which results are missing; while nothing is asked, none are."""
-        last, fed_at = self._progress.collected.last_at, self._progress.under_way.oldest_fed_at
-        if self._watcher is not None:  # an input without end: the last result may be hours ago
-            return self._turns.stopped_at if fed_at is None else max(fed_at, last or 0.0)
-        return self._turns.stopped_at if last is None else last
-
-    def prepared(self, epoch: int, plan: Plan) -> None:
-        """Note that an epoch is prepared."""
-        self._has_stopped = False
-        now = time.perf_counter()
-        self._prepared_at = now
-        waiting_s = max(0.0, now - self._turns.stopped_at) if self._silent_since is not None else 0.0
-        self._record = EpochRecord(
-            epoch,
-            plan.schedule,
-            0.0,
-            cause=plan.cause,
-            lost=plan.lost,
-            waiting_s=waiting_s,
-            repeated=self._fed,
-        )
-        self._progress.under_way.restart(epoch, _window(plan))
-        if self._watcher is not None:
-            self._watcher.prepares(epoch, plan.cause, plan.lost)
-
-    def changes(self, epoch: int, plan: Plan) -> None:
-        """Note that an epoch gets what follows, beside one that goes on until the rest has passed."""
-        collected, under_way = self._progress.collected, self._progress.under_way
-
-        def came(at: float) -> None:
-            began = under_way.began_at
-            since = at if collected.last_at is None else collected.last_at
-            record = EpochRecord(
-                epoch,
-                plan.schedule,
-                0.0 if began is None else at - began,
-                cause=plan.cause,
-                filling_s=max(0.0, at - since),
-            )
-            collected.epochs.append(record)
-            if self._exporter is not None:
-                self._exporter.add_epoch(record)
-            if self._watcher is not None:
-                self._watcher.prepares(epoch, plan.cause, ())
-                self._watcher.goes_on(record.filling_s, 0)
-            self._context.warn(
-                f"the plan has changed at microbatch {under_way.first_of_next}, "
-                f"whose result came {at - since:.2f} s after the one before"
-            )
-
-        collected.change(epoch, came)
-        under_way.change(epoch, _window(plan))
-
-    def runs(self) -> None:
-        """Note that the epoch runs."""
-        collected, record = self._progress.collected, self._record
-        if record is None:
-            return
-        now, began = time.perf_counter(), self._progress.under_way.began_at
-        preparing_s = now - self._prepared_at if self._silent_since is not None else 0.0
-        record = replace(record, started_s=0.0 if began is None else now - began, preparing_s=preparing_s)
-        collected.epochs.append(record)
-        if self._exporter is not None:
-            self._exporter.add_epoch(record)
-
-        def came(at: float) -> None:
-            if self._silent_since is None:
-                return
-            collected.epochs[-1] = replace(record, filling_s=max(0.0, at - now))
-            seconds, again = at - self._silent_since, count(self._repeated, "microbatch")
-            self._context.warn(
-                f"the run goes on after {seconds:.1f} s without a result; {again} computed again"
-            )
-            if self._watcher is not None:
-                self._watcher.goes_on(seconds, self._repeated)
-            self._silent_since, self._repeated = None, 0
-
-        collected.restart(came)
-        if self._watcher is not None and not self._repeated:
-            collected.went_on(now)  # nobody waits for a result
-
-
-def _window(plan: Plan) -> int:
-    """Return the largest number of microbatches under way."""
-    return _STAGES_AHEAD * len(plan.schedule.stages)
