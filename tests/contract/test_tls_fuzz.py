@@ -163,6 +163,13 @@ def test_whole_bytes_arrive(contexts: Contexts) -> None:
     assert [(end.arrived, end.error) for end in ends] == [(FRAME, None)] * 2
 
 
+def test_a_batch_is_encrypted_as_full_records(contexts: Contexts) -> None:
+    """Receivers ask the network for as many bytes as whole records have."""
+    end, _ = exchange(contexts, Way(random.Random(0), None), Way(random.Random(0), None))
+    end.sealed.tls.write(bytes(sealed._BATCH_DATA_BYTES))
+    assert end.sealed._to_network.pending == sealed._BATCH_RECORDS * sealed._RECORD_BYTES
+
+
 def test_damaged_bytes_are_never_read(contexts: Contexts) -> None:
     damaged, refused = 0, 0
     for seed in range(ROUNDS):
