@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tiers
+from effort import cases
 from hypothesis import HealthCheck, settings
 from small_models import save_small_models
 
@@ -41,8 +42,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.install()
-    # How long an example takes says something of the machine alone.
-    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # How long an example takes says something of the machine alone. What fails is printed to be tried again,
+    # not kept for later runs, which shall not depend on earlier ones.
+    settings.register_profile(
+        "any machine",
+        max_examples=cases(100, 2),
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.load_profile("any machine")
     config.addinivalue_line("markers", "slow: a long campaign, run with --slow")
 
@@ -54,11 +63,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 LONGEST = (
-    *("test_runtime.py", "test_train_cli.py", "test_testbed.py", "test_doctor.py", "test_mutations.py"),
-    *("test_weights_memory.py", "test_page.py", "test_launch.py", "test_docs_commands.py"),
-    *("test_models_towers.py", "test_weights.py", "test_failover.py", "test_doctor_ranks.py"),
-    *("test_rpc.py", "test_bidders.py", "test_training.py", "test_models_numerics.py"),
-    *("test_family_ranks.py", "test_serving_ranks.py", "test_tcp.py", "test_imports.py", "test_dtypes.py"),
+    *("test_runtime.py", "test_train_cli.py", "test_training.py", "test_page_browser.py", "test_testbed.py"),
+    *("test_weights.py", "test_rpc.py", "test_serving_ranks.py", "test_imports.py", "test_programs.py"),
+    *("test_page.py", "test_processors.py", "test_docs_commands.py", "test_models_towers.py"),
+    *("test_launch.py", "test_failover.py", "test_family_ranks.py", "test_failover_rules.py"),
+    *("test_dtype_ranks.py", "test_doctor.py", "test_dtypes.py", "test_bidders.py", "test_mutations.py"),
+    *("test_weights_memory.py", "test_models_numerics.py", "test_python_api_ranks.py"),
+    *("test_profiler_session.py", "test_layout.py", "test_spec_files.py", "test_adaptive_ranks.py"),
 )
 """Files whose tests take longest. They run first, so that no worker ends with one of them."""
 

@@ -23,7 +23,7 @@ from pipeedge.train.orders import make_order
 DEADLINE_S = 90.0
 BATCH, MICROBATCH = 12, 2
 MICROBATCHES = BATCH // MICROBATCH
-STEPS = 4
+STEPS = 3
 
 Tensors = dict[str, torch.Tensor]
 

@@ -61,7 +61,7 @@ multi = st.lists(st.sets(st.integers(1, 11), min_size=2, max_size=11).map(sorted
 
 
 @pytest.mark.parametrize("family", CASES)
-@settings(max_examples=cases(50))
+@settings(max_examples=cases(50, 16))
 @given(data=st.data(), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_every_cut_equals_transformers(
     family: str, data: st.DataObject, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str
