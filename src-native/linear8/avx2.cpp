@@ -12,7 +12,7 @@ constexpr size_t kRegisters = kColumns / 8;
 /// Multiplies kRows rows. vpmaddubsw needs one factor without sign and adds two products in 16 bits: |x| and w with the
 /// sign of x, of at most 127 each, cannot overflow it. The codes are made signed, so the sums begin with 0.
 template <size_t kRows>
-void multiply_rows(const uint8_t* codes, const int8_t* panel, size_t quads, int32_t* sums) {
+void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, size_t quads, int32_t* sums) {
   const __m256i zero = _mm256_set1_epi8(static_cast<char>(kZero));
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i total[kRows][kRegisters];
@@ -22,11 +22,11 @@ void multiply_rows(const uint8_t* codes, const int8_t* panel, size_t quads, int3
     for (size_t c = 0; c < kRegisters; ++c) total[r][c] = _mm256_setzero_si256();
   }
   const int8_t* weights = panel + kColumns * sizeof(int32_t);
-  for (size_t q = 0; q < quads; ++q, codes += kRows * kQuad, weights += kColumns * kQuad) {
+  for (size_t q = 0; q < quads; ++q, codes += kQuad, weights += kColumns * kQuad) {
 #pragma GCC unroll 2
     for (size_t r = 0; r < kRows; ++r) {
       int32_t four;
-      memcpy(&four, codes + r * kQuad, sizeof four);
+      memcpy(&four, codes + r * stride, sizeof four);
       const __m256i x = _mm256_xor_si256(_mm256_set1_epi32(four), zero);
       const __m256i size = _mm256_abs_epi8(x);
 #pragma GCC unroll 4
@@ -46,8 +46,8 @@ void multiply_rows(const uint8_t* codes, const int8_t* panel, size_t quads, int3
   }
 }
 
-void multiply(const uint8_t* codes, size_t rows, const int8_t* panel, size_t quads, int32_t* sums) {
-  return rows == 1 ? multiply_rows<1>(codes, panel, quads, sums) : multiply_rows<2>(codes, panel, quads, sums);
+void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t quads, int32_t* sums) {
+  (rows == 1 ? multiply_rows<1> : multiply_rows<2>)(codes, stride, panel, quads, sums);
 }
 
 }  // namespace

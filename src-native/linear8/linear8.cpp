@@ -18,6 +18,13 @@ using parallel::Scratch;
 constexpr std::size_t kPanelRows = 84;
 std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
 
+/// Bytes from one row of codes to the next: an odd number of cache lines, so that the rows of a tile do not compete for
+/// the same places in the cache.
+std::size_t stride_of(std::size_t inputs) {
+  constexpr std::size_t kLine = 64;
+  return (parts_of(inputs, kLine) | 1) * kLine;
+}
+
 std::size_t bytes_of_panel(std::size_t inputs) {
   return kColumns * sizeof(std::int32_t) + parts_of(inputs, kQuad) * kQuad * kColumns;
 }
@@ -25,7 +32,7 @@ std::size_t bytes_of_panel(std::size_t inputs) {
 /// Memory of one thread.
 struct Memory {
   Scratch<float> row, scales;
-  Scratch<std::uint8_t> row_codes, codes;
+  Scratch<std::uint8_t> codes;
   Scratch<std::int32_t> sums;
 
   static Memory& of_thread() {
@@ -34,40 +41,27 @@ struct Memory {
   }
 };
 
-/// Quantises the rows of one tile to codes [quads][rows][4]. Codes behind the last input have weights of zero.
-void quantise_tile(const Variant& variant, const Half* x, std::size_t rows, std::size_t inputs, const Norm& norm,
-                   std::uint8_t* codes, float* row_scales) {
-  Memory& memory = Memory::of_thread();
-  const std::size_t quads = parts_of(inputs, kQuad);
-  float* buffer = memory.row.room(inputs);
-  std::uint8_t* row_codes = memory.row_codes.room(quads * kQuad);
-  for (std::size_t r = 0; r < rows; ++r) {
-    row_scales[r] = variant.quantise(x + r * inputs, inputs, norm, buffer, row_codes);
-    for (std::size_t q = 0; q < quads; ++q) std::memcpy(codes + (q * rows + r) * kQuad, row_codes + q * kQuad, kQuad);
-  }
-}
-
 /// Applies the layer to the rows of one panel.
 void apply_panel(const Variant& variant, const Half* x, const Range& rows, std::size_t inputs, const Norm& norm,
                  const std::int8_t* packed, const Finish& finish) {
   Memory& memory = Memory::of_thread();
   const std::size_t quads = parts_of(inputs, kQuad);
-  const std::size_t count = rows.end - rows.begin;
+  const std::size_t count = rows.end - rows.begin, stride = stride_of(inputs);
   const std::size_t tiles = parts_of(count, variant.tile_rows);
-  std::uint8_t* codes = memory.codes.room(count * quads * kQuad);
+  // Codes behind the last input are any, and have weights of zero.
+  std::uint8_t* codes = memory.codes.room(count * stride);
+  float* buffer = memory.row.room(inputs);
   float* scales = memory.scales.room(count);
   std::int32_t* sums = memory.sums.room(variant.tile_rows * kColumns);
-  for (std::size_t t = 0; t < tiles; ++t) {
-    const Range tile(count, tiles, t);
-    quantise_tile(variant, x + (rows.begin + tile.begin) * inputs, tile.end - tile.begin, inputs, norm,
-                  codes + tile.begin * quads * kQuad, scales + tile.begin);
+  for (std::size_t r = 0; r < count; ++r) {
+    scales[r] = variant.quantise(x + (rows.begin + r) * inputs, inputs, norm, buffer, codes + r * stride);
   }
   for (std::size_t column = 0; column < finish.outputs; column += kColumns, packed += bytes_of_panel(inputs)) {
     const std::size_t columns = std::min(kColumns, finish.outputs - column);
     for (std::size_t t = 0; t < tiles; ++t) {
       const Range tile(count, tiles, t);
       const std::size_t tile_rows = tile.end - tile.begin;
-      variant.multiply(codes + tile.begin * quads * kQuad, tile_rows, packed, quads, sums);
+      variant.multiply(codes + tile.begin * stride, stride, tile_rows, packed, quads, sums);
       variant.finish(finish, sums, kColumns, scales + tile.begin, rows.begin + tile.begin, tile_rows, column, columns);
     }
   }

@@ -10,7 +10,7 @@
 // Rows are processed in panels that fit the cache: quantise the panel, then multiply it by 32 columns of the weights
 // at a time, and finish these columns while the sums are in the cache.
 //
-//   codes of a tile of rows     [ceil(K / 4)][rows][4]       X + 128, so that they are positive
+//   codes of a row              [ceil(K / 4)][4]             X + 128, so that they are positive
 //   32 columns of the weights   [32] int32, then [ceil(K / 4)][32][4] int8
 //
 // The int32 are -128 times the sum of each column's weights, with which the sums begin if codes are X + 128. The
@@ -60,9 +60,9 @@ struct Variant {
   const char* name;
   /// Largest number of rows of a tile, 0 if there is no product.
   std::size_t tile_rows;
-  /// Writes the sums [rows, kColumns] of a tile with one panel of the weights.
-  void (*multiply)(const std::uint8_t* codes, std::size_t rows, const std::int8_t* panel, std::size_t quads,
-                   std::int32_t* sums);
+  /// Writes the sums [rows, kColumns] of a tile with one panel of the weights. Rows of codes lie `stride` bytes apart.
+  void (*multiply)(const std::uint8_t* codes, std::size_t stride, std::size_t rows, const std::int8_t* panel,
+                   std::size_t quads, std::int32_t* sums);
   /// Writes the codes of one row and returns its scale. `buffer` has room for `width` floats.
   float (*quantise)(const Half* row, std::size_t width, const Norm& norm, float* buffer, std::uint8_t* codes);
   /// Writes the results [rows, columns] from `first_row` and `first_column` on. The sums of consecutive rows lie
