@@ -20,7 +20,7 @@ from pipeedge.plan.problem import Problem
 
 __all__ = ["in_present_order"]
 
-_SLOWER = 1.01
+_SLOWER = 1.02
 """Largest ratio of the period to that of the schedule that was found."""
 
 

@@ -65,7 +65,7 @@ def test_the_schedule_stays_whole_as_fast_and_cheaper_to_load(seed: int) -> None
     assert {stage.host for stage in kept} == {stage.host for stage in found}
     assert (kept[0].layers.start, kept[-1].layers.stop) == (0, 12)
     assert all(one.layers.stop == after.layers.start for one, after in pairwise(kept))
-    assert period_s(problem, kept) <= 1.01 * period_s(problem, found) * (1 + 1e-9)
+    assert period_s(problem, kept) <= 1.02 * period_s(problem, found) * (1 + 1e-9)
     if kept != found:
         assert fits_beside(problem, present, kept)
         before, after = (list(host_loads(problem, present, stages)) for stages in (found, kept))
