@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, TypeAlias
 
 from pipeedge.base.wording import count, figure
 from pipeedge.observe.timeline import ThreadState, Timeline
@@ -21,6 +21,8 @@ __all__ = ["gantt_section", "render_comparison", "render_run"]
 
 _ASSETS = resources.files("pipeedge") / "assets" / "page"
 _SERIES_SHOWN = 8
+_Tile: TypeAlias = tuple[str, str, str]
+"""Name, value and remark of a headline figure."""
 """Largest number of lines that can be told apart in a chart."""
 
 
@@ -272,9 +274,15 @@ def _prediction_rows(of: Any, key: str, name: str, unit: str) -> list[tuple[str,
     return [(name, shown(predicted), "–" if measured is None else shown(measured), off)]
 
 
-def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
-    """Return the headline figures: name, value, remark."""
-    figures, found = run.figures, []
+def _tiles(run: SavedRun) -> list[_Tile]:
+    """Return the headline figures."""
+    return [*_result_tiles(run), *_cost_tiles(run)]
+
+
+def _result_tiles(run: SavedRun) -> list[_Tile]:
+    """Return the headline figures about the results."""
+    figures = run.figures
+    found: list[_Tile] = []
     rate = figures.get("throughput_items_per_s")
     if rate is not None:
         elapsed = figures.get("elapsed_s")
@@ -291,6 +299,12 @@ def _tiles(run: SavedRun) -> list[tuple[str, str, str]]:
     if run.accuracy and run.accuracy[1]:
         correct, labelled = run.accuracy
         found.append(("accuracy", f"{correct / labelled:.2%}", f"{correct} of {labelled} with a label"))
+    return found
+
+
+def _cost_tiles(run: SavedRun) -> list[_Tile]:
+    """Return the headline figures about energy, epochs and memory."""
+    found: list[_Tile] = []
     if run.energy and run.energy.joules_per_item is not None:
         total = run.energy.joules
         found.append(

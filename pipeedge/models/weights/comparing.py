@@ -93,22 +93,43 @@ def check_tensors(
                 break
         else:
             sources, _ = resolve(parameter, best, architecture, file.names)
-            missing = next((source.name for source in sources if source.name not in file.names), parameter)
-            shapes = dict(Filling(parameter, sources).views(tensor, architecture.heads)) if sources else {}
-            expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
-            raise WeightsError(
-                f"{file.path} has no tensor {missing}{expected}; "
-                "is it of another model, or of another part of this one?"
-            )
+            raise _lacks(file, Filling(parameter, sources), tensor, architecture)
         filling = Filling(parameter, sources)
-        for name, view in filling.views(tensor, architecture.heads):
-            entry = file.entry(name)
-            if entry.shape != tuple(view.shape):
-                raise WeightsError(
-                    f"{file.path}: {name} has shape {excerpt(list(entry.shape))}, "
-                    f"the model needs {list(view.shape)}; is it of another model?"
-                )
+        _check_shapes(file, filling, tensor, architecture)
         fillings.append(filling)
+    _check_surplus(architecture, file)
+    return tuple(fillings)
+
+
+def _lacks(
+    file: WeightsFile, filling: Filling, tensor: torch.Tensor, architecture: Architecture
+) -> WeightsError:
+    """Return the error for a file without all that fills a parameter."""
+    names = [source.name for source in filling.sources]
+    missing = next((name for name in names if name not in file.names), filling.parameter)
+    shapes = dict(filling.views(tensor, architecture.heads)) if names else {}
+    expected = f" (expected shape {list(shapes[missing].shape)})" if missing in shapes else ""
+    return WeightsError(
+        f"{file.path} has no tensor {missing}{expected}; "
+        "is it of another model, or of another part of this one?"
+    )
+
+
+def _check_shapes(
+    file: WeightsFile, filling: Filling, tensor: torch.Tensor, architecture: Architecture
+) -> None:
+    """Check that what fills a parameter has the shape that the model needs."""
+    for name, view in filling.views(tensor, architecture.heads):
+        entry = file.entry(name)
+        if entry.shape != tuple(view.shape):
+            raise WeightsError(
+                f"{file.path}: {name} has shape {excerpt(list(entry.shape))}, "
+                f"the model needs {list(view.shape)}; is it of another model?"
+            )
+
+
+def _check_surplus(architecture: Architecture, file: WeightsFile) -> None:
+    """Check that a file has no tensor that shows that it belongs to another model."""
     stray = stray_block(architecture, file.names)
     if stray is not None:
         raise WeightsError(
@@ -121,4 +142,3 @@ def check_tensors(
             raise WeightsError(
                 f"{file.path} has {bias}, but the model's qkv_bias is false: which of the two is right?"
             )
-    return tuple(fillings)
