@@ -29,9 +29,12 @@ from processes import environment, fork_server
 
 _CLIENT = """
 import json, os, signal, socket, struct, sys
+directory = os.getcwd()
+os.chdir(sys.argv[1])  # as the path of a socket, that of a directory may be too long
 server = socket.socket(socket.AF_UNIX)
-server.connect(sys.argv[1])
-request = {"words": sys.argv[2:], "directory": os.getcwd(), "environment": dict(os.environ)}
+server.connect("socket")
+os.chdir(directory)
+request = {"words": sys.argv[2:], "directory": directory, "environment": dict(os.environ)}
 request = json.dumps(request).encode()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
@@ -59,11 +62,11 @@ case "$1" in
 -m|*.py) ;;
 *) {real} "$@" ;;
 esac
-{real} -I -S "{client}" "{address}" "$@"
+{real} -I -S "{client}" "{directory}" "$@"
 """
     )
     command.chmod(0o755)
-    server = fork_server().Process(target=_serve, args=(address, command), daemon=True)
+    server = fork_server().Process(target=_serve, args=(directory, command), daemon=True)
     listening = threading.Event()
     server.start()
     try:
@@ -82,13 +85,14 @@ def run_text(text: str, directory: Path, python: Path, *words: str) -> subproces
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
 
 
-def _serve(address: Path, command: Path) -> None:
+def _serve(directory: Path, command: Path) -> None:
     """Fork a process for each client, until killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"{address}.new")
+        os.chdir(directory)
+        listener.bind("socket.new")
         listener.listen(64)
-        Path(f"{address}.new").rename(address)
+        Path("socket.new").rename("socket")
         while True:
             client, _ = listener.accept()
             if os.fork() == 0:
