@@ -102,10 +102,15 @@ class Reception:
         """Offer again the connections that ``admit`` could not decide on."""
         self._waker.send(b"\0")
 
-    def close(self) -> None:
-        """Close the listening socket, and all connections that were not taken over."""
+    def stop(self) -> None:
+        """Let the thread close the listening socket, and all connections that were not taken over."""
         self._closing = True
-        self.reconsider()
+        with contextlib.suppress(OSError):  # another thread closes it
+            self.reconsider()
+
+    def close(self) -> None:
+        """Stop, and wait until all is closed."""
+        self.stop()
         self._thread.join()
         self._waker.close()
         self._wakened.close()

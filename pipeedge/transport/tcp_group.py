@@ -167,7 +167,9 @@ class TcpGroup:
         return receiver
 
     def cut(self) -> None:
-        """Wake all threads that wait for connections or on them."""
+        """Wake all threads that wait for connections or on them, and accept no more of these."""
+        if self._reception is not None:
+            self._reception.stop()  # a process that lasts may never close a group whose run has failed
         self._connections.cut()
         self._arrivals.cut()
         for receiver in self._receivers:

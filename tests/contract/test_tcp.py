@@ -61,6 +61,7 @@ def pair(request: pytest.FixtureRequest, key: Membership) -> Iterator[tuple[TcpT
     membership = key if request.param == "TLS" else None
     transports = TcpTransport(3, membership), TcpTransport(5, membership)
     server = TcpRendezvousServer(ADDR, membership)
+    earlier = set(threading.enumerate())  # of other tests
     open_all(transports, server, (3, 5))
     server.close()
     yield transports
@@ -68,7 +69,7 @@ def pair(request: pytest.FixtureRequest, key: Membership) -> Iterator[tuple[TcpT
         transport.close()
 
     def threads() -> set[str]:
-        return TRANSPORT_THREADS & {thread.name for thread in threading.enumerate()}
+        return TRANSPORT_THREADS & {thread.name for thread in set(threading.enumerate()) - earlier}
 
     # Nobody waits for the thread of a link that has received its last packet.
     until(lambda: not threads(), "its threads have ended")

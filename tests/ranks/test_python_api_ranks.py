@@ -28,6 +28,12 @@ def children() -> list[psutil.Process]:
     return [each for each in psutil.Process().children() if "pipeedge.run.main" in each.cmdline()]
 
 
+def listeners() -> set[int]:
+    """Return the ports at which this process listens."""
+    sockets = psutil.Process().net_connections("tcp")
+    return {entry.laddr.port for entry in sockets if entry.status == psutil.CONN_LISTEN}
+
+
 def test_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Image.fromarray(PICTURES[0]).save("digit.png")
@@ -43,6 +49,8 @@ def test_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_lost_rank_fails_what_was_asked_in_one_line() -> None:
+    earlier = listeners()
+
     def ask() -> None:
         with Pipeline("vit-digits", ranks=2, options=["--timeout", "20"]) as pipeline:
             assert pipeline(PICTURES[0]).best.number == DIGITS.items[0].label
@@ -55,6 +63,7 @@ def test_a_lost_rank_fails_what_was_asked_in_one_line() -> None:
         ask()
     assert "\n" not in str(failure.value)
     assert not children()
+    until(lambda: not listeners() - earlier, "the listening sockets are closed")
 
 
 def test_ranks_that_were_started_elsewhere_are_joined(tmp_path: Path) -> None:
