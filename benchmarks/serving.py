@@ -22,6 +22,7 @@ small model. ``padding`` takes CoLA from the cache of ``datasets``, or any file 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import os
@@ -373,6 +374,8 @@ def mixed(args: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     each.__name__: each for each in (saturated, alone, padding, kills, mixed, idle, embeddings)
 }
+NEEDS = {"kills": "mlperf_loadgen", "embeddings": "sentence_transformers"}
+"""Modules of the extra ``bench`` that parts import long after their start."""
 
 
 def main() -> None:
@@ -395,12 +398,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64, help="clients of padding and mixed (64)")
     parser.add_argument("--seed", type=int, default=0, help="which stages are killed, and when (0)")
     args = parser.parse_args()
+    parts = [name for name in PARTS if args.part is None or name in args.part]
+    for name in parts:
+        if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+            parser.error(f"the part {name} needs {NEEDS[name]}: pip install 'pipeedge[serve,bench]'")
     os.environ["OMP_NUM_THREADS"] = "1"
     transformers.utils.logging.disable_progress_bar()
     print(f"load {os.getloadavg()[0]:.1f}", flush=True)
-    for name, measure in PARTS.items():
-        if args.part is None or name in args.part:
-            measure(args)
+    for name in parts:
+        PARTS[name](args)
 
 
 if __name__ == "__main__":
