@@ -2,7 +2,7 @@
 
     saturated    as many items as it takes, asked through pipeedge.Pipeline, against a batch run of as many
     alone        one request at a time over HTTP, above the pipeline's own latency
-    padding      padded tokens of sentences of like length together, against batches in order of arrival
+    padding      padding tokens of sentences of like length together, against batches in order of arrival
     kills        a stage is killed and started again, time after time, while requests arrive
     mixed        requests of many clients, a tenth of them bad; good answers are those of transformers
     idle         processor time while nothing is asked
@@ -273,7 +273,7 @@ def idle(args: argparse.Namespace) -> None:
 
 
 def padding(args: argparse.Namespace) -> None:
-    """Count the tokens that are computed, padding included, against batches in order of arrival."""
+    """Count the tokens that only pad a batch, against batches in order of arrival."""
     if args.sentences is None:
         sentences = [str(each) for each in read_split(None, "train")["sentence"]]
     else:
@@ -293,8 +293,9 @@ def padding(args: argparse.Namespace) -> None:
     padded = int(figures["pipeedge_padded_tokens_total"])
     row(
         "padding",
-        f"{1 - padded / in_order:.0%} fewer tokens with padding than in order of arrival (at least 30 %): "
-        f"{padded:,} and {in_order:,} for {needed:,} of {len(sentences):,} sentences",
+        f"{1 - (padded - needed) / (in_order - needed):.0%} fewer padding tokens than in order of arrival "
+        f"(at least 30 %): {padded - needed:,} and {in_order - needed:,} beside the {needed:,} of "
+        f"{len(sentences):,} sentences; {1 - padded / in_order:.0%} fewer tokens are computed",
     )
 
 
