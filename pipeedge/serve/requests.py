@@ -6,14 +6,14 @@
 
 Any thread submits. The feeding thread takes microbatches, as long as not too many are under way; so what
 waits can still change its company, or be cancelled. The collecting thread writes their results. Items under
-way are kept until then, and another stream can feed them again after a failure.
+way are kept until then, and another stream can feed them again after a failure. ``Backlog`` keeps the items;
+this module is its threads: who waits for what, and whom an event wakes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,16 +28,9 @@ from pipeedge.data.items import Item
 from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
-from pipeedge.serve.flights import (
-    Counts,
-    Entry,
-    Flight,
-    QueueState,
-    claim,
-    deliver,
-    outputs_of_items,
-)
+from pipeedge.serve.backlog import Backlog
+from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.flights import Entry, QueueState, deliver, outputs_of_items
 from pipeedge.serve.pending import EndedError, PendingAnswers
 
 __all__ = [
@@ -99,15 +92,9 @@ class RequestQueue:
         """Notified when there is room for the items that somebody wants to add."""
         self._room_wanted: list[int] = []
         """Number of items for each thread that waits for room."""
-        self._batcher = Batcher(limits)
-        self._entries: dict[int, Entry] = {}
-        self._in_flight: deque[Flight] = deque()
-        self._replay: deque[Flight] = deque()
-        self._tickets = 0
-        self._fed = 0
+        self._backlog = Backlog(limits)
         self._widest = 0
-        """Largest number of microbatches under way with which a thread still feeds another."""
-        self._counts = Counts()
+        """Number of microbatches under way from which on no thread feeds another."""
         self._draining = False
         self._error: PipeEdgeError | None = None
 
@@ -139,31 +126,22 @@ class RequestQueue:
                 raise self._error
             if self._draining:
                 raise EndedError("the pipeline is ending and takes no further items")
-            tickets = range(self._tickets, self._tickets + len(items))
-            offered = [
-                WaitingItem(ticket, entry.tokens, deadline_s)
-                for ticket, entry in zip(tickets, entries, strict=True)
-            ]
-            if not self._batcher.offer(offered):
-                self._counts.refused += len(items)
-                waiting = len(self._batcher)
+            if not self._backlog.offer(entries, deadline_s):
                 raise QueueFullError(
-                    f"{count(waiting, 'item')} wait already, and there is no room for "
+                    f"{count(self._backlog.waiting, 'item')} wait already, and there is no room for "
                     f"{len(items)} more; try again later",
-                    self._counts.retry_after_s(waiting),
+                    self._backlog.retry_after_s(),
                 )
-            self._tickets += len(items)
-            self._entries.update(zip(tickets, entries, strict=True))
-            if len(self._in_flight) < self._widest:
+            if self._backlog.has_room_under_way(self._widest):
                 self._work.notify_all()
         return answers
 
     def _wait_for_room(self, items: int) -> None:
-        if self._ended() or self._batcher.room >= items:
+        if self._ended() or self._backlog.room >= items:
             return
         self._room_wanted.append(items)
         try:
-            self._room.wait_for(lambda: self._ended() or self._batcher.room >= items)
+            self._room.wait_for(lambda: self._ended() or self._backlog.room >= items)
         finally:
             self._room_wanted.remove(items)
 
@@ -189,7 +167,7 @@ class RequestQueue:
         """Take no further items, and give up those that wait; what is under way is still answered."""
         with self._lock:
             self._draining = True
-            dropped = self._drop_waiting()
+            dropped = self._backlog.drop_waiting()
             self._notify_all()
         self._reject(dropped, EndedError("the pipeline was closed before the item was computed"))
 
@@ -199,23 +177,19 @@ class RequestQueue:
         with self._lock:
             self._draining = True
             self._error = self._error or cause
-            dropped = self._drop_waiting()
-            dropped += (entry for each in self._in_flight for entry in each.entries)
-            self._in_flight.clear()
-            self._replay.clear()
+            dropped = self._backlog.drop_all()
             self._notify_all()
         self._reject(dropped, cause)
 
     def state(self) -> QueueState:
         """Return the state of this moment."""
         with self._lock:
-            under_way = sum(len(flight.entries) for flight in self._in_flight)
-            return self._counts.state(len(self._batcher), under_way)
+            return self._backlog.state()
 
     def seconds_since_result(self) -> float:
         """Return the seconds since the last result; infinite before the first."""
         with self._lock:
-            return self._clock() - self._counts.written_at
+            return self._clock() - self._backlog.counts.written_at
 
     def _ended(self) -> bool:
         return self._draining or self._error is not None
@@ -224,29 +198,16 @@ class RequestQueue:
         self._work.notify_all()
         self._room.notify_all()
 
-    def _drop_waiting(self) -> list[Entry]:
-        """Remove all items that wait, and return them."""
-        dropped = list(self._entries.values())
-        self._batcher.cancel(tuple(self._entries))
-        self._entries.clear()
-        return dropped
-
     def _withdraw(self, answers: PendingAnswers) -> None:
-        """Let the items leave the queue whose answers nobody wants; those under way are computed in vain."""
+        """Let the items leave the queue whose answers nobody wants."""
         with self._lock:
-            tickets = [ticket for ticket, entry in self._entries.items() if entry.answers is answers]
-            for ticket in tickets:
-                del self._entries[ticket]
-            self._batcher.cancel(tickets)
-            self._counts.failed += answers.unclaimed
-            answers.unclaimed = 0
+            self._backlog.withdraw(answers)
             self._notify_all()
 
     def _reject(self, entries: Sequence[Entry], error: PipeEdgeError) -> None:
         with self._lock:
-            wanted = claim(entries)
-            self._counts.failed += len(wanted)
-        deliver((entries[place], error) for place in wanted)
+            wanted = self._backlog.give_up(entries)
+        deliver((entry, error) for entry in wanted)
 
     # -- the feeding thread --------------------------------------------------------------------------
 
@@ -271,8 +232,7 @@ class RequestQueue:
         if microbatch_size < self._limits.max_items:
             raise ValueError(f"microbatches of {self._limits.max_items} items do not fit {microbatch_size}")
         with self._lock:
-            again = (each for each in self._in_flight if position is None or each.first >= position)
-            self._replay = deque(again)
+            self._backlog.feed_again(position)
             window = 2 * stages + 1
             self._widest = max(self._widest, window)
         return RequestStream(self, window)
@@ -284,7 +244,7 @@ class RequestQueue:
             Closed: The stream was closed.
         """
         with self._lock:
-            self._work.wait_for(lambda: is_closed() or bool(self._replay) or len(self._in_flight) < window)
+            self._work.wait_for(lambda: is_closed() or self._backlog.has_room_under_way(window))
             if is_closed():
                 raise Closed
 
@@ -305,12 +265,14 @@ class RequestQueue:
                     self._work.wait_for(lambda: is_closed() or self._is_ready(window))
                     if is_closed():
                         raise Closed
-                    if self._replay:
-                        return self._replay.popleft().group
-                    expired += map(self._entries.pop, self._batcher.expire(self._clock()))
-                    tickets = self._batcher.form()
-                    if tickets:
-                        return self._take_off(tickets).group
+                    flight = self._backlog.next_again()
+                    if flight is None:
+                        now = self._clock()
+                        expired += self._backlog.expire(now)
+                        flight = self._backlog.form(now)
+                        self._notify_of_room()
+                    if flight is not None:
+                        return flight.group
                     if self._draining:
                         return None
         finally:
@@ -322,26 +284,18 @@ class RequestQueue:
             self._work.notify_all()
 
     def _is_ready(self, window: int) -> bool:
-        if self._replay:
-            return True
-        return (len(self._batcher) > 0 and len(self._in_flight) < window) or (
-            self._draining and not len(self._batcher)
-        )
+        return self._backlog.has_next(window) or (self._draining and not self._backlog.waiting)
 
-    def _take_off(self, tickets: Sequence[int]) -> Flight:
-        flight = Flight(self._fed, tuple(map(self._entries.pop, tickets)), self._clock())
-        self._fed += len(tickets)
-        self._in_flight.append(flight)
-        if self._room_wanted and self._batcher.room >= min(self._room_wanted):
+    def _notify_of_room(self) -> None:
+        if self._room_wanted and self._backlog.room >= min(self._room_wanted):
             self._room.notify_all()
-        return flight
 
     # -- the collecting thread -----------------------------------------------------------------------
 
     @property
     def items(self) -> int:
         """Number of items that have an answer."""
-        return self._counts.answered
+        return self._backlog.counts.answered
 
     def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
         """Do nothing: answers are not kept for a later run."""
@@ -355,20 +309,11 @@ class RequestQueue:
         """Answer the items of the oldest microbatch under way."""
         found = outputs_of_items(outputs, microbatch.tokens)
         with self._lock:
-            flight = self._in_flight[0] if self._in_flight else None
-            if flight is None or flight.numbers != microbatch.numbers:
+            if not self._backlog.is_due(microbatch.numbers):
                 raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
-            self._in_flight.popleft()
-            wanted = claim(flight.entries)
-            good = sum(found[row] is not None for row in wanted)
-            self._counts.landed(flight, self._clock())
-            self._counts.answered += good
-            self._counts.failed += len(wanted) - good
+            answered = self._backlog.land(found, self._clock())
             self._work.notify_all()
-        deliver(
-            (entry, _not_finite(entry.item) if own is None else own)
-            for entry, own in ((flight.entries[row], found[row]) for row in wanted)
-        )
+        deliver((entry, _not_finite(entry.item) if own is None else own) for entry, own in answered)
 
     def __exit__(
         self,

@@ -47,8 +47,8 @@ data       sentence_rules items source model_inputs pictures selection tables un
            reading ends arrays companions images text imagenet cola defaults opening protected_files
            fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
-serve      batching answers preparing pending flights requests service watching figures bodies description
-           reference tensors replies gate asking routes inference pages application server serving
+serve      batching answers preparing pending flights backlog requests service watching figures bodies
+           description reference tensors replies gate asking routes inference pages application server serving
 run        activity worker stage under_way reading held_out data_rank context links stage_part resuming
            data_part parts replanning decision live_planning phases reporting outcome shelf epoch_log epochs
            pipeline preview main __main__

@@ -142,6 +142,22 @@ def test_a_full_queue_refuses_or_waits() -> None:
     assert len(late) == 1
 
 
+def test_items_that_expire_make_room_for_those_who_wait_for_it() -> None:
+    clock = Clock(5.0)
+    queue = make_queue(clock, max_waiting=3)
+    queue.submit([item(value) for value in range(3)], timeout_s=7)
+    submitting = Crew()
+    submitting.start("submit", lambda: queue.submit([item(9)], block=True))
+    until(lambda: queue._room_wanted == [1], "the thread that waits for room")
+    clock.now += 7
+    feeding, groups = Crew(), list[Group]()
+    feeding.start("feed", lambda: groups.append(take(queue)))
+    until(lambda: len(groups) == 1, "the item that there is room for")
+    assert [one.source for _, one in groups[0].numbered] == ["item 9"]
+    assert submitting.wait(LIMIT_S)
+    assert feeding.wait(LIMIT_S)
+
+
 def test_what_is_cancelled_or_late_is_not_computed() -> None:
     clock = Clock(5.0)
     queue = make_queue(clock)

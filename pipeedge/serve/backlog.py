@@ -1,0 +1,175 @@
+"""Items from their arrival to their answer: those that wait, and the microbatches under way.
+
+    offer ──> waiting ──form──> under way ──land──> answered
+                 │                │    ^
+                 │                └────┘ feed_again: after a failure of the pipeline
+                 └── withdraw, expire, drop_waiting ──> given up
+
+Uses neither threads nor clocks: ``RequestQueue`` holds its lock during each call, and delivers the answers
+afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
+from pipeedge.serve.flights import Counts, Entry, Flight, QueueState, claim
+from pipeedge.serve.pending import PendingAnswers
+
+__all__ = ["Backlog"]
+
+
+class Backlog:
+    """All items without an answer, and counts of those that had one.
+
+    Args:
+        limits: Limits of the items that wait, and of microbatches.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.counts = Counts()
+        """Counts of items by their outcome; to be changed through this object alone."""
+        self._batcher = Batcher(limits)
+        self._waiting: dict[int, Entry] = {}
+        self._under_way: deque[Flight] = deque()
+        self._again: deque[Flight] = deque()
+        """Microbatches under way that are to be fed again."""
+        self._tickets = 0
+        self._fed = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of items that wait."""
+        return len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """Number of further items that may wait."""
+        return self._batcher.room
+
+    def has_room_under_way(self, window: int) -> bool:
+        """Return whether fewer than ``window`` microbatches are under way, or some are to be fed again."""
+        return bool(self._again) or len(self._under_way) < window
+
+    def has_next(self, window: int) -> bool:
+        """Return whether a microbatch can be fed while fewer than ``window`` are under way."""
+        return bool(self._again) or (bool(self._waiting) and len(self._under_way) < window)
+
+    # -- items that wait -----------------------------------------------------------------------------
+
+    def offer(self, entries: Sequence[Entry], deadline_s: float | None) -> bool:
+        """Add items that are not to be computed after ``deadline_s``, all or none.
+
+        Returns:
+            Whether there was room for them.
+        """
+        tickets = range(self._tickets, self._tickets + len(entries))
+        offered = [
+            WaitingItem(ticket, entry.tokens, deadline_s)
+            for ticket, entry in zip(tickets, entries, strict=True)
+        ]
+        if not self._batcher.offer(offered):
+            self.counts.refused += len(entries)
+            return False
+        self._tickets += len(entries)
+        self._waiting.update(zip(tickets, entries, strict=True))
+        return True
+
+    def withdraw(self, answers: PendingAnswers) -> None:
+        """Give up the items whose answers nobody wants; those under way are computed in vain."""
+        tickets = [ticket for ticket, entry in self._waiting.items() if entry.answers is answers]
+        for ticket in tickets:
+            del self._waiting[ticket]
+        self._batcher.cancel(tickets)
+        self.counts.failed += answers.unclaimed
+        answers.unclaimed = 0
+
+    def expire(self, now: float) -> list[Entry]:
+        """Remove the items whose deadline is over, and return them."""
+        return list(map(self._waiting.pop, self._batcher.expire(now)))
+
+    def drop_waiting(self) -> list[Entry]:
+        """Remove all items that wait, and return them."""
+        dropped = list(self._waiting.values())
+        self._batcher.cancel(tuple(self._waiting))
+        self._waiting.clear()
+        return dropped
+
+    def drop_all(self) -> list[Entry]:
+        """Remove all items, also those under way, and return them."""
+        dropped = self.drop_waiting()
+        dropped += (entry for flight in self._under_way for entry in flight.entries)
+        self._under_way.clear()
+        self._again.clear()
+        return dropped
+
+    def give_up(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Count ``entries``, which were removed, as failed; return those that somebody waits for."""
+        wanted = [entries[place] for place in claim(entries)]
+        self.counts.failed += len(wanted)
+        return wanted
+
+    # -- microbatches under way ----------------------------------------------------------------------
+
+    def feed_again(self, position: int | None) -> None:
+        """Have the microbatches under way fed again.
+
+        Args:
+            position: Number of the first item to feed again among all that were fed; None for the first one
+                without an answer.
+        """
+        self._again = deque(each for each in self._under_way if position is None or each.first >= position)
+
+    def next_again(self) -> Flight | None:
+        """Return the next microbatch that is to be fed again, or None."""
+        return self._again.popleft() if self._again else None
+
+    def form(self, now: float) -> Flight | None:
+        """Form a microbatch of items that wait and return it, or None if none waits."""
+        tickets = self._batcher.form()
+        if not tickets:
+            return None
+        flight = Flight(self._fed, tuple(map(self._waiting.pop, tickets)), now)
+        self._fed += len(tickets)
+        self._under_way.append(flight)
+        return flight
+
+    def is_due(self, numbers: tuple[int, ...]) -> bool:
+        """Return whether the next results to come are those of the items with these numbers."""
+        return bool(self._under_way) and self._under_way[0].numbers == numbers
+
+    def land(
+        self, outputs: Sequence[npt.NDArray[np.float32] | None], now: float
+    ) -> list[tuple[Entry, npt.NDArray[np.float32] | None]]:
+        """Remove the oldest microbatch under way, whose outputs have come.
+
+        Args:
+            outputs: Outputs of each item, or None for one whose outputs are not all numbers.
+            now: Time in seconds.
+
+        Returns:
+            The items that somebody waits for, with their outputs.
+        """
+        flight = self._under_way.popleft()
+        wanted = claim(flight.entries)
+        good = sum(outputs[row] is not None for row in wanted)
+        self.counts.landed(flight, now)
+        self.counts.answered += good
+        self.counts.failed += len(wanted) - good
+        return [(flight.entries[row], outputs[row]) for row in wanted]
+
+    # -- figures -------------------------------------------------------------------------------------
+
+    def retry_after_s(self) -> int:
+        """Return the whole seconds after which what waits now has left."""
+        return self.counts.retry_after_s(len(self._waiting))
+
+    def state(self) -> QueueState:
+        """Return the state of this moment."""
+        under_way = sum(len(flight.entries) for flight in self._under_way)
+        return self.counts.state(len(self._waiting), under_way)
