@@ -32,20 +32,21 @@ dismissed. So every epoch either writes something, or brings a decision closer.
 
 ``Epochs`` uses neither sockets nor clocks: events go in, messages to send come out with the incarnation that
 gets them. Heartbeats, silence and diagnosis stay in ``pipeedge.control.rules``; the other end of the
-messages is ``pipeedge.control.epoch_member``.
+messages is ``pipeedge.control.epoch_member``. What the rules remember of epochs and links is in
+``pipeedge.control.attempts``.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
 from pipeedge.control.announcement import Announcement
+from pipeedge.control.attempts import Attempts, Faults, Part
 from pipeedge.control.epoch_messages import (
     Abort,
     Declined,
@@ -64,10 +65,6 @@ from pipeedge.control.messages import Complete, Message, Verdict
 __all__ = ["EpochStep", "Epochs"]
 
 _Outgoing: TypeAlias = list[tuple[int, Message]]
-_Part: TypeAlias = tuple[int, int]
-"""Number of an epoch, and rank of a participant."""
-_NO_LINK: frozenset[int] = frozenset()
-"""Stands for a link in the record of faults, where nothing moved although no link was at fault."""
 
 
 class EpochStep(enum.Enum):
@@ -92,14 +89,6 @@ class EpochStep(enum.Enum):
     """The run has failed."""
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """An epoch beside the one that runs."""
-
-    number: int
-    participants: frozenset[int]
-
-
 class Epochs:
     """The hub's rules about members and epochs.
 
@@ -112,15 +101,9 @@ class Epochs:
         self._members = MemberTable(members)
         self._essential = frozenset({0, data_rank})
         self._data_rank = data_rank
-        self._latest = 0  # number of the latest attempt, which may have been dropped
-        self._epoch = 0
-        self._participants: frozenset[int] = frozenset()
-        self._next: _Attempt | None = None  # what is prepared, dropped or run beside the epoch
         self._step = EpochStep.PLANNING
-        self._awaited: set[_Part] = set()  # those that have not prepared, or not stopped
-        self._passed: set[_Part] = set()
-        self._written = 0
-        self._faults: dict[frozenset[int], int] = {}  # latest epoch that each pair of incarnations broke
+        self._attempts = Attempts(self._members)
+        self._faults = Faults()
         self.verdict: Failure | None = None
 
     # -- queries ----------------------------------------------------------------------------------
@@ -136,19 +119,20 @@ class Epochs:
 
         One beside it counts once it has taken its place.
         """
-        return self._epoch
+        return self._attempts.current.number
 
     @property
     def participants(self) -> frozenset[int]:
         """Ranks with a part in that epoch, or in one beside it that runs; some may have been lost."""
-        if self._step is EpochStep.SWITCHING and self._next is not None:
-            return self._participants | self._next.participants
-        return self._participants
+        current, beside = self._attempts.current, self._attempts.beside
+        if self._step is EpochStep.SWITCHING and beside is not None:
+            return current.participants | beside.participants
+        return current.participants
 
     @property
     def awaited(self) -> frozenset[int]:
         """Participants that have not prepared, or not stopped, what they are asked to."""
-        return frozenset(rank for _, rank in self._awaited)
+        return frozenset(rank for _, rank in self._attempts.awaited)
 
     @property
     def can_change(self) -> bool:
@@ -195,7 +179,7 @@ class Epochs:
             self._members.withdraw(incarnation)
             return []
         self._members.remove(rank)
-        self._awaited = {part for part in self._awaited if part[1] != rank}
+        self._attempts.forget(rank)
         outgoing: _Outgoing = []
         if self._step is not EpochStep.COMPLETE:
             is_essential = rank in self._essential
@@ -216,11 +200,9 @@ class Epochs:
             return self._end(decision) if membership.incarnations == self._members.incarnations else []
         if not self._members.has_all(decision.participants, membership):
             return []
-        self._latest += 1
-        self._epoch, self._participants = self._latest, frozenset(decision.participants)
         self._step = EpochStep.PREPARING
-        self._awaited, self._passed = self._parts(self._epoch, decision.participants), set()
-        return self._to(decision.participants, Prepare(self._epoch, decision.plan))
+        attempt = self._attempts.prepare(decision.participants)
+        return self._to(attempt.participants, Prepare(attempt.number, decision.plan))
 
     def changed(self, membership: Members, decision: Announcement[Raw]) -> _Outgoing:
         """Prepare another epoch beside the one that runs, with a better plan for ``membership``.
@@ -229,11 +211,9 @@ class Epochs:
         """
         if not self.can_change or not self._members.has_all(decision.participants, membership):
             return []
-        self._latest += 1
-        self._next = _Attempt(self._latest, frozenset(decision.participants))
         self._step = EpochStep.CHANGING
-        self._awaited = self._parts(self._latest, decision.participants)
-        return self._to(decision.participants, Prepare(self._latest, decision.plan))
+        attempt = self._attempts.prepare_beside(decision.participants)
+        return self._to(attempt.participants, Prepare(attempt.number, decision.plan))
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -255,40 +235,40 @@ class Epochs:
         return []
 
     def _take_prepared(self, rank: int, prepared: EpochReady) -> _Outgoing:
-        self._strike_off(rank, prepared.epoch)
-        if self._awaited:
+        self._attempts.strike_off((prepared.epoch, rank))
+        if self._attempts.awaited:
             return []
-        if self._step is EpochStep.CHANGING and self._next is not None:
+        current, beside = self._attempts.current, self._attempts.beside
+        if self._step is EpochStep.CHANGING and beside is not None:
             self._step = EpochStep.SWITCHING
-            return self._to(self._next.participants, Run(self._next.number)) + self._retire_if_passed()
+            return self._to(beside.participants, Run(beside.number)) + self._retire_if_passed()
         self._step = EpochStep.RUNNING
-        return self._to(self._participants, Run(self._epoch))
+        return self._to(current.participants, Run(current.number))
 
     def _take_declined(self, rank: int, declined: Declined) -> _Outgoing:
-        self._check_has((declined.epoch, rank))
+        self._attempts.check_has((declined.epoch, rank))
         return self._drop(declined.line)
 
     def _take_passed(self, rank: int, passed: Passed) -> _Outgoing:
-        self._check_has((passed.epoch, rank))
-        self._passed.add((passed.epoch, rank))
+        self._attempts.check_has((passed.epoch, rank))
+        self._attempts.note_passed((passed.epoch, rank))
         return self._retire_if_passed()
 
     def _take_dropped(self, rank: int, stopped: Stopped) -> _Outgoing:
-        self._strike_off(rank, stopped.epoch)
+        self._attempts.strike_off((stopped.epoch, rank))
         return self._run_if_dropped()
 
     def _take_stopped(self, rank: int, stopped: Stopped) -> _Outgoing:
-        self._strike_off(rank, stopped.epoch)
-        if rank == self._data_rank and stopped.written is not None and stopped.written > self._written:
-            self._written = stopped.written
-            self._faults = {link: epoch for link, epoch in self._faults.items() if epoch == self._epoch}
+        self._attempts.strike_off((stopped.epoch, rank))
+        if rank == self._data_rank and stopped.written is not None:
+            self._faults.note_written(stopped.written, self.epoch)
         return self._plan_if_stopped()
 
     def _take_link_lost(self, rank: int, lost: LinkLost) -> _Outgoing:
-        self._check_has((lost.epoch, rank), (lost.epoch, lost.peer))
+        self._attempts.check_has((lost.epoch, rank), (lost.epoch, lost.peer))
         if rank == lost.peer:
             raise ValueError("a link that the epoch does not have")
-        if lost.epoch == self._epoch or self._step is EpochStep.SWITCHING:
+        if lost.epoch == self.epoch or self._step is EpochStep.SWITCHING:
             return self.link_lost(rank, lost.peer, lost.line)
         return self._drop(lost.line)
 
@@ -333,7 +313,7 @@ class Epochs:
             line: reason for the user.
         """
         link = frozenset({self._members[rank], self._members[peer]})
-        if self._is_first_fault(link):
+        if self._faults.is_first(link, self.epoch):
             return self._stop(line)
         culprit = peer if peer not in self._essential else rank
         failure = Failure(FailureKind.STUCK, line, culprit)
@@ -348,12 +328,8 @@ class Epochs:
 
     def stalled(self, failure: Failure) -> _Outgoing:
         """Try again if nothing moves in the active epoch although no rank and no link is at fault."""
-        return self._stop(failure.line) if self._is_first_fault(_NO_LINK) else self._end(failure)
-
-    def _is_first_fault(self, link: frozenset[int]) -> bool:
-        first = link not in self._faults
-        self._faults[link] = self._epoch
-        return first
+        is_first = self._faults.is_first(frozenset(), self.epoch)
+        return self._stop(failure.line) if is_first else self._end(failure)
 
     # -- the rules --------------------------------------------------------------------------------
 
@@ -361,31 +337,12 @@ class Epochs:
         line = f"rank {rank} has already joined: start each rank once"
         return [(incarnation, Verdict(Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST)))]
 
-    def _has_part(self, part: _Part) -> bool:
-        """Return whether a rank has a part in an active epoch."""
-        epoch, rank = part
-        if self._next is not None and epoch == self._next.number:
-            return rank in self._next.participants
-        return epoch == self._epoch and rank in self._participants
-
-    def _check_has(self, *parts: _Part) -> None:
-        if not all(self._has_part(part) for part in parts):
-            raise ValueError("a message about a part that the rank does not have")
-
-    def _strike_off(self, rank: int, epoch: int) -> None:
-        if (epoch, rank) not in self._awaited:
-            raise ValueError("an answer to a question of another epoch, or a second one")
-        self._awaited.discard((epoch, rank))
-
-    def _parts(self, epoch: int, ranks: Iterable[int]) -> set[_Part]:
-        """Return the parts of an epoch whose ranks are members still."""
-        return {(epoch, rank) for rank in ranks if rank in self._members}
-
     def _go_on_without(self, rank: int, line: str) -> _Outgoing:
         """Stop what a rank that is no member any longer had a part in."""
         step = self._step
-        runs = self._has_part((self._epoch, rank))
-        is_next = self._next is not None and self._has_part((self._next.number, rank))
+        current, beside = self._attempts.current, self._attempts.beside
+        runs = rank in current.participants
+        is_next = beside is not None and rank in beside.participants
         if step is EpochStep.STOPPING:
             return self._plan_if_stopped()
         if step is not EpochStep.PLANNING and (runs or (step is EpochStep.SWITCHING and is_next)):
@@ -396,16 +353,12 @@ class Epochs:
 
     def _stop(self, line: str) -> _Outgoing:
         """Stop all that is active."""
-        parts = self._parts(self._epoch, self._participants)
-        told = self._awaited if self._step is EpochStep.DROPPING else set[_Part]()
-        if self._next is not None and self._step is not EpochStep.DROPPING:
-            parts |= self._parts(self._next.number, self._next.participants)
-        self._step, self._next = EpochStep.STOPPING, None
-        self._awaited = parts | told
-        return [(self._members[rank], Abort(epoch, line)) for epoch, rank in sorted(parts)]
+        parts = self._attempts.stop(is_dropping=self._step is EpochStep.DROPPING)
+        self._step = EpochStep.STOPPING
+        return self._aborts(parts, line)
 
     def _plan_if_stopped(self) -> _Outgoing:
-        if not self._awaited:
+        if not self._attempts.awaited:
             self._step = EpochStep.PLANNING
         return []
 
@@ -413,31 +366,24 @@ class Epochs:
 
     def _drop(self, line: str) -> _Outgoing:
         """Go on with the epoch that runs, without the one that is prepared beside it."""
-        attempt = self._next
-        if attempt is None or self._step is EpochStep.DROPPING:
+        beside = self._attempts.beside
+        if beside is None or self._step is EpochStep.DROPPING:
             return []
         self._step = EpochStep.DROPPING
-        self._awaited = self._parts(attempt.number, attempt.participants)
-        aborts: _Outgoing = [
-            (self._members[rank], Abort(epoch, line)) for epoch, rank in sorted(self._awaited)
-        ]
-        return aborts + self._run_if_dropped()
+        return self._aborts(self._attempts.drop(beside), line) + self._run_if_dropped()
 
     def _run_if_dropped(self) -> _Outgoing:
-        if not self._awaited:
-            self._step, self._next = EpochStep.RUNNING, None
+        if not self._attempts.awaited:
+            self._step, self._attempts.beside = EpochStep.RUNNING, None
         return []
 
     def _retire_if_passed(self) -> _Outgoing:
         """Let the next epoch take the place of the one before, if all of that has passed."""
-        attempt, parts = self._next, self._parts(self._epoch, self._participants)
-        if self._step is not EpochStep.SWITCHING or attempt is None or not parts <= self._passed:
+        replaced = self._attempts.replace_if_passed() if self._step is EpochStep.SWITCHING else None
+        if replaced is None:
             return []
-        retiring = self._to(sorted(rank for _, rank in parts), Retire(self._epoch))
-        self._epoch, self._participants, self._next = attempt.number, attempt.participants, None
-        self._passed = {part for part in self._passed if part[0] == self._epoch}
         self._step = EpochStep.RUNNING
-        return retiring
+        return self._to(replaced.participants, Retire(replaced.number))
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -445,6 +391,9 @@ class Epochs:
         self._step = EpochStep.ENDED
         self.verdict = failure
         return self._to_everybody(Verdict(failure))
+
+    def _aborts(self, parts: Iterable[Part], line: str) -> _Outgoing:
+        return [(self._members[rank], Abort(epoch, line)) for epoch, rank in parts]
 
     def _to_everybody(self, message: Message) -> _Outgoing:
         return [(incarnation, message) for incarnation in self._members.everybody()]

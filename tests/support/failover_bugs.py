@@ -13,6 +13,7 @@ from failover_shells import Rules
 from msgspec import Raw
 
 from pipeedge.control.announcement import Announcement
+from pipeedge.control.attempts import Attempts, Faults
 from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
 from pipeedge.control.epoch_messages import Abort, EpochReady, Passed, Prepare, Stopped
 from pipeedge.control.epochs import Epochs, EpochStep
@@ -33,7 +34,7 @@ class ForgetsToAbort(Epochs):
 class AbortsOnlyOne(Epochs):
     def _stop(self, line: str) -> Outgoing:
         outgoing = super()._stop(line)
-        self._awaited = set(sorted(self._awaited)[:1])
+        self._attempts.awaited = set(sorted(self._attempts.awaited)[:1])
         return outgoing[:1]
 
 
@@ -47,7 +48,7 @@ class DoesNotWaitForStops(Epochs):
 class StartsBeforeAllArePrepared(Epochs):
     def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
         if self._step is EpochStep.PREPARING:
-            self._awaited = {(self._epoch, rank)}
+            self._attempts.awaited = {(self.epoch, rank)}
         return super()._take_prepared(rank, prepared)
 
     _STEPS = MappingProxyType(
@@ -77,6 +78,7 @@ class HearsFormerMembers(Epochs):
     def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
         super().__init__(members, data_rank)
         self._members = RemembersMembers(members)
+        self._attempts = Attempts(self._members)
 
 
 class ForgetsLossWhilePreparing(Epochs):
@@ -90,10 +92,10 @@ class ForgetsLossWhilePreparing(Epochs):
 
 class ForgetsLossWhileStopping(Epochs):
     def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        awaited = set(self._awaited)
+        awaited = set(self._attempts.awaited)
         outgoing = super().lost(incarnation, failure)
-        if self._step is EpochStep.PLANNING and awaited and not self._awaited:
-            self._step, self._awaited = EpochStep.STOPPING, awaited
+        if self._step is EpochStep.PLANNING and awaited and not self._attempts.awaited:
+            self._step, self._attempts.awaited = EpochStep.STOPPING, awaited
         return outgoing
 
 
@@ -102,11 +104,10 @@ class UsesOvertakenPlan(Epochs):
         outgoing = super().planned(membership, decision)
         if self._step is not EpochStep.PLANNING or isinstance(decision, Failure):
             return outgoing
-        self._epoch = self._latest = self._latest + 1
-        self._step, self._participants = EpochStep.PREPARING, frozenset(decision.participants)
-        self._awaited = {(self._epoch, rank) for rank in decision.participants}
+        attempt, self._step = self._attempts.prepare(decision.participants), EpochStep.PREPARING
+        self._attempts.awaited = {(attempt.number, rank) for rank in decision.participants}
         here = [self._members[rank] for rank in decision.participants if rank in self._members]
-        return [(incarnation, Prepare(self._epoch, decision.plan)) for incarnation in here]
+        return [(incarnation, Prepare(attempt.number, decision.plan)) for incarnation in here]
 
 
 class EndsThoughOneHasJoined(Epochs):
@@ -171,7 +172,7 @@ class LosesAfterTheEnd(Epochs):
 
 class ReusesEpochThatNeverRan(Epochs):
     def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
-        self._latest -= self._has_failed_before_run
+        self._attempts._latest -= self._has_failed_before_run
         return super().planned(membership, decision)
 
     _has_failed_before_run = False
@@ -181,9 +182,15 @@ class ReusesEpochThatNeverRan(Epochs):
         return super()._stop(line)
 
 
-class TriesBrokenLinkForEver(Epochs):
-    def _is_first_fault(self, link: frozenset[int]) -> bool:
+class ForgetsFaults(Faults):
+    def is_first(self, link: frozenset[int], epoch: int) -> bool:
         return True
+
+
+class TriesBrokenLinkForEver(Epochs):
+    def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
+        super().__init__(members, data_rank)
+        self._faults = ForgetsFaults()
 
 
 class TellsVerdictToParticipantsOnly(Epochs):
@@ -192,14 +199,14 @@ class TellsVerdictToParticipantsOnly(Epochs):
         return [
             (incarnation, Verdict(failure))
             for rank, incarnation in self._members.incarnations.items()
-            if rank in self._participants
+            if rank in self._attempts.current.participants
         ]
 
 
 class SwitchesBeforeAllArePrepared(Epochs):
     def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
         if self._step is EpochStep.CHANGING:
-            self._awaited = {(self._latest, rank)}
+            self._attempts.awaited = {(self._attempts._latest, rank)}
         return super()._take_prepared(rank, prepared)
 
     _STEPS = MappingProxyType(
@@ -214,7 +221,8 @@ class SwitchesBeforeAllArePrepared(Epochs):
 class RetiresWhenOneHasPassed(Epochs):
     def _take_passed(self, rank: int, passed: Any) -> Outgoing:
         if self._step is EpochStep.SWITCHING:
-            self._passed = {(self._epoch, other) for other in self._participants}
+            current = self._attempts.current
+            self._attempts._passed = {(current.number, other) for other in current.participants}
         return super()._take_passed(rank, passed)
 
     _STEPS = MappingProxyType(
@@ -227,20 +235,20 @@ class RetiresWhenOneHasPassed(Epochs):
 
 class ForgetsToDrop(Epochs):
     def _drop(self, line: str) -> Outgoing:
-        self._step, self._next, self._awaited = EpochStep.RUNNING, None, set()
+        self._step, self._attempts.beside, self._attempts.awaited = EpochStep.RUNNING, None, set()
         return []
 
 
 class DoesNotWaitForDrops(Epochs):
     def _drop(self, line: str) -> Outgoing:
         outgoing = super()._drop(line)
-        self._step, self._next, self._awaited = EpochStep.RUNNING, None, set()
+        self._step, self._attempts.beside, self._attempts.awaited = EpochStep.RUNNING, None, set()
         return outgoing
 
 
 class StopsOnlyWhatRan(Epochs):
     def _stop(self, line: str) -> Outgoing:
-        self._next = None
+        self._attempts.beside = None
         return super()._stop(line)
 
 
@@ -251,7 +259,7 @@ class StopsWhatRunsForWhatIsPrepared(Epochs):
 
 class RunsOnWithoutAParticipantOfTheNext(Epochs):
     def _go_on_without(self, rank: int, line: str) -> Outgoing:
-        if self._step is EpochStep.SWITCHING and rank not in self._participants:
+        if self._step is EpochStep.SWITCHING and rank not in self._attempts.current.participants:
             return []
         return super()._go_on_without(rank, line)
 
@@ -260,7 +268,7 @@ class ReusesNumberOfDroppedEpoch(Epochs):
     def _run_if_dropped(self) -> Outgoing:
         outgoing = super()._run_if_dropped()
         if self._step is EpochStep.RUNNING:
-            self._latest = self._epoch
+            self._attempts._latest = self.epoch
         return outgoing
 
 
