@@ -26,6 +26,7 @@ telemetry     data that the hub forwards but does not decide by (pure)
 verdicts      the findings of a diagnosis, in words (pure)
 failover      the hub's epochs, joined to the ranks of the session (pure)
 watch         the ages that a diagnosis needs (pure)
+judge         what follows from a failure (pure)
 rules         the hub's reaction to each message (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
 connection    a socket with such an end; ``callers`` are those that the hub has accepted

@@ -17,8 +17,9 @@ written them, nothing that happens to a rank ends the run: all hear a notice of 
 without what that rank would have told. A run that goes on after failures is prepared, started and
 stopped by epochs instead, as ``pipeedge.control.failover`` decides, and a rank may come back at any time.
 
-The report of a failing rank takes precedence over what its peers observe. When a rank reports that it
-*lost* another, the hub gives the other a moment to report the reason, before it declares the loss the cause.
+What follows from a failure is decided by ``pipeedge.control.judge``. The report of a failing rank takes
+precedence over what its peers observe. When a rank reports that it *lost* another, the hub gives the other a
+moment to report the reason, before it declares the loss the cause.
 
 A connection is untrusted until its hello, and its messages are always checked against the limits of their
 types (``pipeedge.control.messages``). A rank that breaks the protocol ends the run, but cannot harm the hub.
@@ -31,14 +32,14 @@ from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Raw, Struct
 
-from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER
+from pipeedge.base.errors import EXIT_FAULT
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Attendance, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
 from pipeedge.control.failover import Failover, Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import Silent, Slow, Stalled, Stuck
+from pipeedge.control.judge import Judge
 from pipeedge.control.members import Members
 from pipeedge.control.messages import (
     Beat,
@@ -56,17 +57,21 @@ from pipeedge.control.messages import (
     Ready,
     Record,
     Start,
-    Summary,
     Verdict,
 )
 from pipeedge.control.roster import Phase, Roster
-from pipeedge.control.telemetry import clock_answer, forward_record, one_plan_snapshot, pace, stage_work
-from pipeedge.control.verdicts import hears_nobody, is_silent, is_slow, is_stalled, is_stuck
-from pipeedge.control.watch import Isolated, RankWatch
+from pipeedge.control.telemetry import (
+    clock_answer,
+    forward_record,
+    one_plan_snapshot,
+    pace,
+    stage_work,
+    summary,
+)
+from pipeedge.control.watch import RankWatch
 
 __all__ = ["HubState"]
 
-_LOSS_GRACE_S = 1.0
 _HELLO = "hello"
 
 
@@ -78,13 +83,9 @@ class HubState:
         self._roster = Roster(world_size)
         self._attendance = Attendance(self._roster, terms or Terms(timeout_s), now)
         self._watch = RankWatch(self._roster, timeout_s, now)
+        self._judge = Judge(self._roster, self._attendance, self._watch)
         self._beat_at = now
-        self._suspect: tuple[float, Failure] | None = None
-        self._failover: Failover | None = None  # from the plan on, in a run that goes on after failures
-        self._complete = False  # whether the data rank has written all results
         self._late = 0  # number of ranks that came after the verdict and received it
-        self.verdict: Failure | None = None
-        self._hears_of_late_ranks = True  # whether ranks could still appear when the verdict was made
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -92,24 +93,24 @@ class HubState:
         self, connection: int, message: Message | Malformed, now: float
     ) -> list[tuple[int, Message]]:
         """Handle a message from a connection."""
-        rank = self._roster.rank_of.get(connection)
-        if rank is None and self._failover is not None and self._failover.claims(connection):
-            self._failover.keep(connection, message)
+        rank, failover = self._roster.rank_of.get(connection), self._judge.failover
+        if rank is None and failover is not None and failover.claims(connection):
+            failover.keep(connection, message)
             return []
         if rank is None:
             if message.kind != _HELLO or self._attendance.has_sent_away(connection):
                 return []
             return self._hello(connection, message, now)
         self._roster.seats[rank].heard_at = now
-        outgoing = [] if self._failover is None else self._failover.heard(connection)
+        outgoing = [] if failover is None else failover.heard(connection)
         try:
             return outgoing + self._from_rank(rank, message, now)
         except ValueError:
             cause = f"sent a malformed {message.kind!r}; do all run the same version?"
-            return outgoing + self._judge(self._failure(FailureKind.MALFORMED, rank, cause), now)
+            return outgoing + self._judge.take_finding(FailureKind.MALFORMED, rank, cause, now)
 
     def _from_rank(self, rank: int, message: Message | Malformed, now: float) -> list[tuple[int, Message]]:
-        steps = self._STEPS[self._roster.phase(rank)] if self._failover is None else self._EPOCH_STEPS
+        steps = self._STEPS[self._roster.phase(rank)] if self._judge.failover is None else self._EPOCH_STEPS
         step = steps.get(type(message))
         if step is None:
             raise ValueError(message.kind)
@@ -130,17 +131,12 @@ class HubState:
         return []
 
     def _take_failed(self, rank: int, failed: Failed, now: float) -> list[tuple[int, Message]]:
-        failure = self._failure(FailureKind.FAILED, rank, failed.line)
-        if self._failover is not None and not self._complete:
-            return self._obey(self._failover.failed(rank, failed, failure, now), now)
-        return self._judge(failure, now)
+        return self._judge.take_report(rank, failed, now)
 
     def _take_lost(self, rank: int, lost: Lost, now: float) -> list[tuple[int, Message]]:
         if lost.rank >= self._roster.world_size:
             raise ValueError("a rank outside the world")
-        if self._suspect is None and self.verdict is None:
-            loss = self._failure(FailureKind.GONE, lost.rank, lost.line)
-            self._suspect = (now + _LOSS_GRACE_S, loss)
+        self._judge.suspect(lost.rank, lost.line, now)
         return []
 
     def _take_ready(self, rank: int, ready: Ready, now: float) -> list[tuple[int, Message]]:
@@ -156,24 +152,25 @@ class HubState:
     def _take_complete(self, rank: int, complete: Complete, now: float) -> list[tuple[int, Message]]:
         if rank != self._roster.data_rank:
             raise ValueError("complete, but not from the data rank")
-        self._complete = True
+        self._judge.complete = True
         return self._roster.to_all(complete)
 
     def _take_done(self, rank: int, done: Done, now: float) -> list[tuple[int, Message]]:
         self._roster.seats[rank].stats = done.stats
-        return self._summarize()
+        return summary(self._roster)
 
     def _take_epoch(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
-        if self._failover is None:
+        failover = self._judge.failover
+        if failover is None:
             raise ValueError(message.kind)
-        outgoing = self._failover.received(rank, message, now)
-        self._complete = self._failover.complete
-        return self._obey(outgoing, now)
+        outgoing = failover.received(rank, message, now)
+        self._judge.complete = failover.complete
+        return self._judge.obey(outgoing, now)
 
     def _take_result(self, rank: int, message: Record | Done, now: float) -> list[tuple[int, Message]]:
         if isinstance(message, Record):  # of an epoch that has ended, or of the last one
             return self._take_record(rank, message, now)
-        if not self._complete:
+        if not self._judge.complete:
             raise ValueError(message.kind)
         return self._take_done(rank, message, now)
 
@@ -221,14 +218,14 @@ class HubState:
         """
         sent_away = self._attendance.forget(connection)
         rank = self._roster.rank_of.pop(connection, None)
-        if rank is None and self._failover is not None:
-            self._failover.withdrawn(connection)
+        if rank is None and self._judge.failover is not None:
+            self._judge.failover.withdrawn(connection)
         if rank is None and left and not sent_away and not why:
             return self.refused(left, "connected and left before it introduced itself", now)
-        if rank is None or not self._is_watched(rank):
+        if rank is None or not self._judge.is_watched(rank):
             return []
         why = why or "it was killed or lost its network"
-        return self._judge(self._failure(FailureKind.GONE, rank, why), now)
+        return self._judge.take_finding(FailureKind.GONE, rank, why, now)
 
     def refused(self, peer: str, why: str, now: float) -> list[tuple[int, Message]]:
         """Handle a process at the address ``peer`` that is no member, for the reason ``why``."""
@@ -237,7 +234,8 @@ class HubState:
     def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
         """End the session because of an internal error in the hub."""
         cause = f"internal error in its hub: {fault}"
-        return self._judge(Failure(FailureKind.FAILED, cause, 0, self._roster.name(0), EXIT_FAULT), now)
+        failure = Failure(FailureKind.FAILED, cause, 0, self._roster.name(0), EXIT_FAULT)
+        return self._judge.decide(failure, now)
 
     def tick(self, now: float) -> list[tuple[int, Message]]:
         """Handle the passage of time."""
@@ -247,16 +245,16 @@ class HubState:
             outgoing += self._roster.to_all(pace(self._roster)) + stage_work(self._roster)
         if self.verdict is not None:
             return outgoing
-        if self._suspect is not None and now >= self._suspect[0]:
-            (_, failure), self._suspect = self._suspect, None
-            return outgoing + self._judge(failure, now)
+        loss = self._judge.overdue(now)
+        if loss is not None:
+            return outgoing + self._judge.decide(loss, now)
         absence = self._attendance.absence(now)
         if absence is not None:
-            return outgoing + self._end(absence, now)
+            return outgoing + self._judge.end(absence, now)
         outgoing += self._attendance.close(now)
-        if self._failover is not None:
-            outgoing += self._obey(self._failover.tick(now), now)
-        return outgoing + self._attendance.tell_absent(now) + self._look(now)
+        if self._judge.failover is not None:
+            outgoing += self._judge.obey(self._judge.failover.tick(now), now)
+        return outgoing + self._attendance.tell_absent(now) + self._judge.look(now)
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -268,32 +266,35 @@ class HubState:
         """
         for rank in announcement.participants:
             if rank in self._roster.left_out:  # it was lost while the plan was made
-                return self._end(self._roster.left_out[rank], now)
+                return self._judge.end(self._roster.left_out[rank], now)
         self._roster.data_rank = announcement.data_rank
         self._roster.participants = announcement.participants
         self._roster.names = announcement.names
         self._watch.moved(now)
         outgoing = self._roster.to_all(Planned(announcement.plan))
         if announcement.goes_on and announcement.data_rank is not None:
-            self._failover = Failover(self._roster, announcement.data_rank, self._watch.limits.stall_s)
-            outgoing += self._failover.planned(self._failover.epochs.membership, announcement, now)
+            failover = Failover(self._roster, announcement.data_rank, self._watch.limits.stall_s)
+            outgoing += failover.planned(failover.epochs.membership, announcement, now)
+            self._judge.failover = failover
         return outgoing
 
     def plan_again(
         self, members: Members, announcement: Announcement[Raw], now: float
     ) -> list[tuple[int, Message]]:
         """Prepare an epoch with a plan for ``members``, unless these have changed meanwhile."""
-        if self._failover is None or self.verdict is not None:
+        failover = self._judge.planning
+        if failover is None:
             return []
-        return self._with_notice(self._failover.planned(members, announcement, now), announcement.line)
+        return self._with_notice(failover.planned(members, announcement, now), announcement.line)
 
     def change(
         self, since: RunSnapshot, announcement: Announcement[Raw], now: float
     ) -> list[tuple[int, Message]]:
         """Prepare a better plan beside the one that runs, unless the run is no longer as ``since`` says."""
-        if self._failover is None or self.verdict is not None:
+        failover = self._judge.planning
+        if failover is None:
             return []
-        return self._with_notice(self._failover.change(since, announcement, now), announcement.line)
+        return self._with_notice(failover.change(since, announcement, now), announcement.line)
 
     def _with_notice(self, outgoing: list[tuple[int, Message]], line: str) -> list[tuple[int, Message]]:
         """Return what a plan sends, if anything, with a notice of it for all ranks."""
@@ -301,21 +302,21 @@ class HubState:
 
     def give_up(self, members: Members, failure: Failure, now: float) -> list[tuple[int, Message]]:
         """End the run because no plan fits ``members``, unless these have changed meanwhile."""
-        if self._failover is None or self.verdict is not None:
-            return []
-        return self._obey(self._failover.unplanned(members, failure), now)
+        failover = self._judge.planning
+        return [] if failover is None else self._judge.obey(failover.unplanned(members, failure), now)
 
     def judge_newcomer(self, connection: int, refusal: str | None, now: float) -> list[tuple[int, Message]]:
         """Take a process for a spare, or send it away with the line ``refusal``."""
-        if self._failover is None or self.verdict is not None:
+        failover = self._judge.planning
+        if failover is None:
             return []
         if refusal is None:
-            return self._failover.agrees(connection)
-        return self._failover.disagrees(connection, refusal, now)
+            return failover.agrees(connection)
+        return failover.disagrees(connection, refusal, now)
 
     def refuse(self, line: str, exit_code: int, now: float) -> list[tuple[int, Message]]:
         """End the session because the ranks disagree or ask for something impossible."""
-        return self._judge(Failure(FailureKind.REFUSED, line, exit_code=exit_code), now)
+        return self._judge.decide(Failure(FailureKind.REFUSED, line, exit_code=exit_code), now)
 
     # -- queries ----------------------------------------------------------------------------------
 
@@ -324,23 +325,29 @@ class HubState:
         """Roster of the session."""
         return self._roster
 
+    @property
+    def verdict(self) -> Failure | None:
+        """Reason why the session has ended, or None if it has not."""
+        return self._judge.verdict
+
     def task(self) -> Newcomer | Wanted | None:
         """Return what rank 0 has to decide next, in a run that goes on after failures."""
-        if self._failover is None or self.verdict is not None or self._complete:
+        failover = self._judge.planning
+        if failover is None or self._judge.complete:
             return None
-        return self._failover.newcomer() or self._failover.wanted()
+        return failover.newcomer() or failover.wanted()
 
     def change_outcome(self) -> Switched | Dropped | None:
         """Return the outcome of the latest change of the plan, or None before its end."""
-        if self._failover is None or self.verdict is not None:
-            return Dropped("the run is over")
-        return self._failover.outcome
+        failover = self._judge.planning
+        return Dropped("the run is over") if failover is None else failover.outcome
 
     def snapshot(self) -> RunSnapshot | None:
         """Return what is known of the run; None before its plan and after its end."""
-        if self._roster.participants is None or self.verdict is not None or self._complete:
+        if self._roster.participants is None or self.verdict is not None or self._judge.complete:
             return None
-        return one_plan_snapshot(self._roster) if self._failover is None else self._failover.snapshot()
+        failover = self._judge.failover
+        return one_plan_snapshot(self._roster) if failover is None else failover.snapshot()
 
     def expected_to_leave(self) -> tuple[int, ...]:
         """Return the connected ranks that will leave by themselves, without the one that failed."""
@@ -350,18 +357,16 @@ class HubState:
 
     def awaits_others(self) -> bool:
         """Return whether the run failed before all ranks joined, so that some may still be starting."""
-        if self.verdict is None or not self._hears_of_late_ranks:
+        if self.verdict is None or not self._judge.admitted_others:
             return False
         return self._roster.participants is None and len(self._roster.absent()) > self._late
-
-    # -- the rules --------------------------------------------------------------------------------
 
     def _hello(self, connection: int, message: Message | Malformed, now: float) -> list[tuple[int, Message]]:
         if self.verdict is not None:
             self._late += 1
             return [(connection, Verdict(self.verdict))]
         hello = message if isinstance(message, Hello) else None
-        failover, size = self._failover, self._roster.world_size
+        failover, size = self._judge.failover, self._roster.world_size
         is_here = hello is not None and hello.world == size and hello.rank in self._roster.seats
         if failover is not None and hello is not None and is_here:
             return failover.claim(connection, hello)
@@ -369,86 +374,4 @@ class HubState:
         rank = self._roster.rank_of.get(connection)
         if failover is not None and rank is not None:
             outgoing += failover.welcome(rank, connection)
-        return outgoing if failure is None else outgoing + self._end(failure, now)
-
-    def _is_watched(self, rank: int) -> bool:
-        """Return whether the loss of ``rank``, which has a seat, matters."""
-        if self._failover is not None and not self._complete:
-            return True  # any rank may be needed
-        return self._roster.takes_part(rank) and not self._roster.seats[rank].finished
-
-    def _look(self, now: float) -> list[tuple[int, Message]]:
-        """Act on what is wrong with the ranks, if anything is."""
-        watched = [rank for rank in self._roster.seats if self._is_watched(rank)]
-        goes_on = self._failover is not None
-        match self._watch.look(watched, now):
-            case Isolated(silent, others):
-                found = is_silent(self._roster, silent)
-                return self._judge(found if goes_on else hears_nobody(self._roster, silent, others), now)
-            case Silent() as silent:
-                return self._judge(is_silent(self._roster, silent), now)
-            case Stuck() as stuck:
-                return self._stuck(stuck, now)
-            case Stalled() as stalled if watched:
-                return self._stalled(is_stalled(self._roster, stalled, watched), now)
-            case Slow() as slow:
-                return self._roster.to_all(Notice(is_slow(self._roster, slow)))
-        return []
-
-    def _stuck(self, finding: Stuck, now: float) -> list[tuple[int, Message]]:
-        failure = is_stuck(self._roster, finding)
-        if self._failover is None or self._complete:
-            return self._judge(failure, now)
-        ends = (finding.destination, finding.source)
-        return self._obey(self._failover.link_lost(*ends, failure.line, now), now)
-
-    def _stalled(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
-        if self._failover is None or self._complete:
-            return self._judge(failure, now)
-        return self._obey(self._failover.stalled(failure, now), now)
-
-    def _failure(self, kind: FailureKind, rank: int, cause: str) -> Failure:
-        return Failure(kind, cause, rank, self._roster.name(rank))
-
-    def _judge(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
-        if self.verdict is not None:  # the first cause wins
-            return []
-        if failure.exit_code == EXIT_PEER:
-            if self._complete:
-                return self._go_on_without(failure.line, failure.rank)
-            if failure.rank is not None and self._failover is not None:
-                return self._obey(self._failover.lost(failure.rank, failure, now), now)
-            if failure.rank is not None and self._attendance.can_do_without(failure.rank):
-                return self._attendance.leave_out(failure.rank, failure)
-        return self._end(failure, now)
-
-    def _end(self, failure: Failure, now: float) -> list[tuple[int, Message]]:
-        self.verdict = failure
-        self._hears_of_late_ranks = self._attendance.admits_at(now)
-        return self._roster.to_all(Verdict(failure))
-
-    def _obey(self, outgoing: list[tuple[int, Message]], now: float) -> list[tuple[int, Message]]:
-        """Return what the rules of failover send; end the session if they do."""
-        if self._failover is not None and self.verdict is None and self._failover.verdict is not None:
-            others = [one for one in outgoing if one[0] not in self._roster.rank_of]
-            return others + self._end(self._failover.verdict, now)
-        return outgoing
-
-    def _go_on_without(self, line: str, rank: int | None) -> list[tuple[int, Message]]:
-        """Stop waiting for ``rank``, or for all unfinished ranks if it is None: the results are complete."""
-        waited_for = self._roster.running() if rank is None else (rank,)
-        leaving = [each for each in waited_for if not self._roster.seats[each].finished]
-        for each in leaving:
-            self._roster.seats[each].left = True
-        if not leaving:
-            return []
-        notice = Notice(f"{line}; the results are complete")
-        return self._roster.to_all(notice) + self._summarize()
-
-    def _summarize(self) -> list[tuple[int, Message]]:
-        """Send the statistics of each rank to all when no rank is awaited any longer."""
-        running = {rank: self._roster.seats[rank] for rank in self._roster.running()}
-        if not all(known.finished for known in running.values()):
-            return []
-        stats = {rank: known.stats for rank, known in running.items() if known.stats is not None}
-        return self._roster.to_all(Summary(stats))
+        return outgoing if failure is None else outgoing + self._judge.end(failure, now)

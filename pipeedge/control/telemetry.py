@@ -1,4 +1,4 @@
-"""Forward telemetry: the hub's clock, records, and the stages' work. Pure.
+"""Forward telemetry: the hub's clock, records, the stages' work, and their statistics. Pure.
 
 Nothing here affects a decision or delays the end of a session: a verdict replaces all queued messages.
 """
@@ -6,10 +6,10 @@ Nothing here affects a decision or delays the end of a session: a verdict replac
 from __future__ import annotations
 
 from pipeedge.control.changing import RunSnapshot
-from pipeedge.control.messages import ClockAnswer, Message, Pace, RankRecord, WorkByRank
+from pipeedge.control.messages import ClockAnswer, Message, Pace, RankRecord, Summary, WorkByRank
 from pipeedge.control.roster import Roster, Seat
 
-__all__ = ["clock_answer", "forward_record", "one_plan_snapshot", "pace", "stage_work"]
+__all__ = ["clock_answer", "forward_record", "one_plan_snapshot", "pace", "stage_work", "summary"]
 
 _MAX_RECORD_CHARS = 8 << 20
 """Number of characters that a rank may record in total."""
@@ -57,6 +57,16 @@ def forward_record(roster: Roster, rank: int, part: str) -> list[tuple[int, Mess
     if data is None:
         return []
     return [(data.connection, RankRecord(rank, part))]
+
+
+def summary(roster: Roster) -> list[tuple[int, Message]]:
+    """Send the statistics of each rank to all when no rank is awaited any longer."""
+    running = {rank: roster.seats[rank] for rank in roster.running()}
+    if not all(seat.finished for seat in running.values()):
+        return []
+    return roster.to_all(
+        Summary({rank: seat.stats for rank, seat in running.items() if seat.stats is not None})
+    )
 
 
 def _data_seat(roster: Roster) -> Seat | None:

@@ -37,8 +37,8 @@ transport  base channel frame leases lifecycle interfaces membership new_key loo
            p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
            tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages announcement members attempts epoch_messages epochs changing
-           epoch_member ledger turns roster attendance telemetry verdicts failover watch rules wire connection
-           callers hub dialling uplink member forms session
+           epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules wire
+           connection callers hub dialling uplink member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
@@ -104,6 +104,7 @@ PURE = (
     "control.epochs",
     "control.failover",
     "control.failures",
+    "control.judge",
     "control.ledger",
     "control.roster",
     "control.rules",
