@@ -16,31 +16,23 @@ the first two, 24 for the noise and 20 for the square wave.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import re
-import signal
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import yaml
-from beds import ROOT, Bed, Kind, Pipeline, Workload, make_small_models, raised
-from disturbing import Progress
+from beds import Bed, Kind, Pipeline, Workload, make_small_models, raised
+from live_runs import SETTLING, UBATCH, LiveRun, most_microbatches
 from rich.console import Console
 
 from pipeedge.testbed.bed import TestBeds
 
-UBATCH = 3
 CPU = 0.2
 BW_MBPS = 1000
 KINDS = (Kind("host", 3, CPU, BW_MBPS), Kind("other", 1, CPU, BW_MBPS))
@@ -51,16 +43,14 @@ MEAN_SLOWNESS = 1.5
 WINDOW_S = 5.0
 WINDOWS_S = 5 * WINDOW_S
 """Seconds of the five windows within which the run is to have changed its plan."""
-SETTLING = 12
-"""Results that fill the pipeline."""
 SLOW_GOAL, JOIN_GOAL, SQUARE_GOAL = 0.9, 0.95, 0.95
 GAP_GOAL = 1.5
 GAIN_GOAL = 5.0
 """Points of per cent."""
-_MOST_PER_MINUTE = 150
-"""Number of microbatches that are computed in a minute at most."""
-_LOOK_S = 0.005
-_CHANGED = re.compile(r"the plan has changed at microbatch (\d+)")
+_MOST_PER_MINUTE = 500
+"""Number of microbatches that are computed in a minute at most: twice of what was seen."""
+_TELL_S = 60.0
+"""Seconds between two lines about the progress of a long run."""
 
 
 @dataclass(frozen=True)
@@ -82,131 +72,6 @@ class Waved:
     changes: int
 
 
-class LiveRun:
-    """A run whose rank 0 re-plans by itself, and what is seen of it from outside. A context manager.
-
-    Args:
-        bed: the hosts, one for each rank.
-        load: what is run.
-        place: directory for its files.
-        microbatches: number of microbatches.
-        options: further options.
-    """
-
-    def __init__(self, bed: Bed, load: Workload, place: Path, microbatches: int, *options: str) -> None:
-        place.mkdir()
-        self._bed = bed
-        self._place = place
-        self.output = place / "out.npz"
-        self.progress = Progress(self.output)
-        self._starts: list[float] = []
-        items = microbatches * UBATCH
-        common = ["-m", load.model, "-M", str(load.weights()), "-u", str(UBATCH), "--timeout", "20"]
-        common += ["-c", "tcp", "--addr", bed.hosts[0], "-H", ",".join(bed.hosts), "--quiet", *options]
-        self._common = common
-        self._data = ["--input", str(load.inputs(items)), "-b", str(items)]
-        self._data += ["--output", str(self.output), "--report", str(place / "report.json")]
-        self._ranks: dict[int, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> LiveRun:
-        for rank in range(len(self._bed.hosts)):
-            self.start(rank)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for process in self._ranks.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-    def start(self, rank: int) -> None:
-        """Start a rank, or start it again."""
-        host = self._bed.hosts[rank]
-        words = [sys.executable, str(ROOT / "runtime.py"), str(rank), str(len(self._bed.hosts))]
-        words += [*self._common, *(self._data if rank == 0 else [])]
-        with (self._place / f"rank{rank}.err").open("ab") as errors:
-            self._ranks[rank] = subprocess.Popen(
-                self._bed.bed.command(host, words),
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            )
-
-    def kill(self, rank: int) -> None:
-        """Kill a rank."""
-        os.killpg(self._ranks[rank].pid, signal.SIGKILL)
-        self._ranks[rank].wait()
-
-    @property
-    def is_going(self) -> bool:
-        """Whether rank 0 has not ended."""
-        return self._ranks[0].poll() is None
-
-    @property
-    def said(self) -> str:
-        """What rank 0 has told the user."""
-        return (self._place / "rank0.err").read_text(errors="replace")
-
-    @property
-    def changes(self) -> list[int]:
-        """First microbatch of each new plan."""
-        return [int(number) for number in _CHANGED.findall(self.said)]
-
-    @property
-    def came_s(self) -> list[float]:
-        """Times at which results came."""
-        return self.progress.grew_s
-
-    def watch(self, until: Callable[[], bool]) -> None:
-        """Watch the results until something is so, or the run has ended."""
-        while self.is_going and not until():
-            self.progress.look()
-            time.sleep(_LOOK_S)
-
-    def watch_s(self, seconds: float) -> None:
-        """Watch the results for some time."""
-        end = time.monotonic() + seconds
-        self.watch(lambda: time.monotonic() > end)
-
-    def watch_results(self, more: int) -> None:
-        """Watch until some more results have come."""
-        wanted = len(self.came_s) + more
-        self.watch(lambda: len(self.came_s) >= wanted)
-        if len(self.came_s) < wanted:
-            raise SystemExit(f"rank 0 ended too early: {self.said[-2000:]}")
-
-    def finish(self) -> bytes:
-        """Watch until the end, and return the output."""
-        self.watch(lambda: False)
-        if self._ranks[0].wait():
-            raise SystemExit(f"rank 0 failed: {self.said[-2000:]}")
-        return self.output.read_bytes()
-
-    def report(self) -> dict[str, Any]:
-        """Return the report."""
-        return dict(json.loads((self._place / "report.json").read_text()))
-
-    def rate(self, since_s: float, until_s: float) -> float:
-        """Return the items per second between two times."""
-        came = [at for at in self.came_s if since_s <= at <= until_s]
-        return UBATCH * (len(came) - 1) / (came[-1] - came[0]) if len(came) > 1 else 0.0
-
-    def gap(self, change: int) -> tuple[float, float]:
-        """Return the longest time between two results of a change, and the period before, in seconds."""
-        came = self.came_s
-        before = [after - at for at, after in pairwise(came[max(0, change - 40) : max(1, change - 10)])]
-        during = [after - at for at, after in pairwise(came[max(0, change - 10) : change + 10])]
-        return max(during, default=0.0), statistics.median(before) if before else 0.0
-
-    def usual_gap(self, since: int) -> float:
-        """Return the longest time among 20 results, in periods, where nothing happens: a median."""
-        came = self.came_s[since + SETTLING : -SETTLING]
-        blocks = [came[start : start + 20] for start in range(0, len(came) - 20, 20)]
-        times = [[after - at for at, after in pairwise(block)] for block in blocks]
-        return statistics.median(max(each) / statistics.median(each) for each in times) if times else 0.0
-
-
 @contextmanager
 def times_longer(bed: Bed, kind: str, factor: float) -> Iterator[None]:
     """Let the scheduler believe, while the block runs, that a kind of host takes ``factor`` times as long."""
@@ -223,6 +88,18 @@ def times_longer(bed: Bed, kind: str, factor: float) -> Iterator[None]:
         path.write_text(kept)
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the runs."""
+
+    microbatches: int
+    """Number of microbatches of a run that ends."""
+    minutes: float
+    """Minutes of the run with noise."""
+    periods: int
+    """Number of minutes of the square wave."""
+
+
 class Scenarios:
     """The scenarios, on one test bed.
 
@@ -230,31 +107,36 @@ class Scenarios:
         name: name of the test bed.
         bed: its hosts.
         load: what is run.
-        microbatches: number of microbatches of a run.
-        minutes: length of the run with noise.
-        periods: number of minutes of the square wave.
+        lengths: lengths of the runs.
+        tell: called with a line about the progress of a long run.
     """
 
     def __init__(
-        self, name: str, bed: Bed, load: Workload, microbatches: int, minutes: float, periods: int
+        self, name: str, bed: Bed, load: Workload, lengths: Lengths, tell: Callable[[str], None]
     ) -> None:
         self._name = name
         self._bed = bed
         self._load = load
-        self._microbatches = microbatches
-        self._minutes = minutes
-        self._periods = periods
+        self._lengths = lengths
+        self._tell = tell
         self._number = 0
-        self._fixed_rates: dict[str, float] = {}
         self._expected: bytes | None = None
 
     def _quota(self, host: str, fraction: float) -> None:
         TestBeds().change(self._name, host, cpu_fraction=fraction)
 
-    def _run(self, *options: str, microbatches: int | None = None) -> LiveRun:
+    def _run(self, *options: str) -> LiveRun:
+        """Return a run of different images, which ends with them."""
+        return LiveRun(self._bed, self._load, self._place(), self._lengths.microbatches, *options)
+
+    def _long_run(self, minutes: float, *options: str) -> LiveRun:
+        """Return a run that lasts for some minutes and more. Different images would not fit the memory."""
+        microbatches = round(_MOST_PER_MINUTE * (minutes + 1))
+        return LiveRun(self._bed, self._load, self._place(), microbatches, *options, same=True)
+
+    def _place(self) -> Path:
         self._number += 1
-        place = self._bed.directory / f"live-{self._number}"
-        return LiveRun(self._bed, self._load, place, microbatches or self._microbatches, *options)
+        return self._bed.directory / f"live-{self._number}"
 
     def _automatic(self) -> list[str]:
         files = self._bed.files
@@ -351,27 +233,35 @@ class Scenarios:
     def noise(self) -> Iterator[Line]:
         """Vary the processor of every host by 10 %."""
         chance = random.Random(0)
-        end = time.monotonic() + 60 * self._minutes
-        changes = 0
-        while time.monotonic() < end:
-            with self._run(*self._automatic(), "--replan", "auto") as run:
-                run.watch_results(SETTLING)
-                while run.is_going and time.monotonic() < end:
-                    for host in self._bed.hosts:
-                        self._quota(host, CPU * chance.uniform(0.9, 1.1))
-                    run.watch_s(1.0)
-                changes += len(run.changes)
+        minutes = self._lengths.minutes
+        with self._long_run(minutes, *self._automatic(), "--replan", "auto") as run:
+            run.watch_results(SETTLING)
+            began = told = time.monotonic()
+            while (now := time.monotonic()) < began + 60 * minutes:
+                for host in self._bed.hosts:
+                    self._quota(host, CPU * chance.uniform(0.9, 1.1))
+                run.watch_s(1.0)
+                run.check_going()
+                if now > told + _TELL_S:
+                    self._tell_progress(f"noise, {(now - began) / 60:.0f} of {minutes:g} minutes", run, told)
+                    told = now
+            changes, rate = len(run.changes), run.rate(began, time.monotonic())
         for host in self._bed.hosts:
             self._quota(host, CPU)
-        yield Line(f"changes in {self._minutes:g} minutes", str(changes), changes == 0)
+        yield Line("items/s", f"{rate:.2f}", True)
+        yield Line(f"changes in {minutes:g} minutes", str(changes), changes == 0)
+
+    def _tell_progress(self, what: str, run: LiveRun, since_s: float) -> None:
+        rate, changes = run.rate(since_s, time.monotonic()), len(run.changes)
+        self._tell(f"{what}: {rate:.2f} items/s, {changes} changes of the plan so far")
 
     def square(self) -> Iterator[Line]:
         """Take half of its processor from a host every other half minute."""
         with times_longer(self._bed, "other", MEAN_SLOWNESS):
             mean = self._bed.schedule(self._load, self._bed.hosts).pipeline
-        equal = self._square(*self._automatic(), "--replan", "off")
-        middle = self._square("--schedule-file", str(self._schedule_file("mean", mean)))
-        followed = self._square(*self._automatic(), "--replan", "auto")
+        equal = self._square("equal hosts", *self._automatic(), "--replan", "off")
+        middle = self._square("the mean", "--schedule-file", str(self._schedule_file("mean", mean)))
+        followed = self._square("--replan auto", *self._automatic(), "--replan", "auto")
         best = max((equal, middle), key=lambda one: one.items_per_s)
         yield Line("items/s with the plan for equal hosts", f"{equal.items_per_s:.2f}", True)
         yield Line("items/s with the plan for the mean", f"{middle.items_per_s:.2f}", True)
@@ -382,21 +272,22 @@ class Scenarios:
         yield Line("  in the second half", f"{later:.3f}", True)
         yield Line("changes of the plan", str(followed.changes), True)
 
-    def _square(self, *options: str) -> Waved:
+    def _square(self, plan: str, *options: str) -> Waved:
         """Run during some periods of the square wave."""
-        microbatches = max(self._microbatches, _MOST_PER_MINUTE * self._periods)
-        with self._run(*options, microbatches=microbatches) as run:
+        periods = self._lengths.periods
+        with self._long_run(periods, *options) as run:
             run.watch_results(SETTLING)
             began = time.monotonic()
-            for half in range(2 * self._periods):
-                self._quota(VICTIM, CPU if half % 2 else CPU / 2)
-                run.watch_s(30.0)
+            for period in range(periods):
+                since = time.monotonic()
+                for fraction in (CPU / 2, CPU):
+                    self._quota(VICTIM, fraction)
+                    run.watch_s(30.0)
+                run.check_going()
+                self._tell_progress(f"{plan}, {period + 1} of {periods} minutes", run, since)
             ended = time.monotonic()
-            if not run.is_going:
-                raise SystemExit(f"the run ended too early: {run.said[-2000:]}")
-            self._quota(VICTIM, CPU)
             # Whole periods, as the phases are not alike.
-            half_time = began + 60.0 * (self._periods // 2)
+            half_time = began + 60.0 * (periods // 2)
             return Waved(run.rate(began, ended), run.rate(half_time, ended), len(run.changes))
 
 
@@ -407,24 +298,31 @@ def main() -> None:
     )
     names = ("slow", "join", "noise", "square")
     parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(names)} (all)")
-    parser.add_argument("--microbatches", type=int, default=420, help="of the runs that end (%(default)s)")
+    parser.add_argument("--microbatches", type=int, default=280, help="of the runs that end (%(default)s)")
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the noise (%(default)s)")
     parser.add_argument("--periods", type=int, default=5, help="of the square wave (%(default)s)")
+    parser.add_argument("--directory", type=Path, help="where to keep the files of the runs, or nowhere")
     arguments = parser.parse_args()
     unknown = set(arguments.scenarios) - set(names)
     if unknown:
         parser.error(f"there is no scenario {sorted(unknown)[0]}")
+    if arguments.minutes <= 0 or arguments.periods < 1:
+        parser.error("--minutes and --periods must be positive")
     console, good = Console(), True
-    with tempfile.TemporaryDirectory() as directory:
-        small = make_small_models(Path(directory) / "models")[0]
-        load = Workload(small, UBATCH, Path(directory))
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = arguments.directory or Path(temporary)
+        small = make_small_models(directory / "models")[0]
+        load = Workload(small, UBATCH, directory)
+        most = most_microbatches(load)
+        if not 100 <= arguments.microbatches <= most:
+            parser.error(f"--microbatches: use 100 to {most}, which fit the memory of the data host")
         load.weights()
         bed_name = f"rp{os.getpid()}"
-        with raised(bed_name, KINDS, Path(directory) / "bed") as bed:
+        with raised(bed_name, KINDS, directory / "bed") as bed:
+            console.print("profiling")
             bed.profile(load, iterations=4)
-            scenarios = Scenarios(
-                bed_name, bed, load, arguments.microbatches, arguments.minutes, arguments.periods
-            )
+            lengths = Lengths(arguments.microbatches, arguments.minutes, arguments.periods)
+            scenarios = Scenarios(bed_name, bed, load, lengths, lambda line: console.print(f"  {line}"))
             for name in arguments.scenarios or names:
                 console.print(name)
                 for line in getattr(scenarios, name)():
