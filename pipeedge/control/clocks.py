@@ -60,12 +60,6 @@ class ClockMap:
         part = min(max(-1.0, (ours - left.ours) / length), 2.0)
         return ours + left.offset + part * (right.offset - left.offset)
 
-    @property
-    def error_s(self) -> float | None:
-        """Largest possible error of any exchange's offset, in seconds; None before any exchange."""
-        good = self._good()
-        return max(one.round_trip for one in good) / 2 if good else None
-
     def _of_each_period(self, exchanges: tuple[_Exchange, ...]) -> dict[int, _Exchange]:
         best: dict[int, _Exchange] = {}
         for one in exchanges:

@@ -16,7 +16,7 @@ from pipeedge.control.messages import FROM_HUB, Decoder
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.transport.membership import Membership
 
-__all__ = ["HubAddress", "connect_in_clear", "explain_refusal"]
+__all__ = ["HubAddress", "explain_refusal"]
 
 _RETRY_S = 0.2
 _FIRST_RETRY_S = 0.01
@@ -100,11 +100,6 @@ class HubAddress:
             if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "closed before TLS was agreed on")
             end.receive(data)
-
-
-def connect_in_clear(sock: socket.socket) -> Connection:
-    """Return the connection to a hub without a key over a socket that is connected to it."""
-    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB | EPOCH_FROM_HUB))
 
 
 def explain_refusal(who: str, failure: str) -> PipeEdgeError:

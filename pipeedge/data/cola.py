@@ -6,7 +6,6 @@ part of GLUE. ``datasets`` fetches and reads it; ``dataset_root`` may name a loc
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +25,6 @@ REPOSITORY, CONFIGURATION = "nyu-mll/glue", "cola"
 SPLITS: Mapping[str, str] = MappingProxyType(
     {"train": "train", "val": "validation", "validation": "validation", "dev": "validation", "test": "test"}
 )
-
-log = logging.getLogger(__name__)
 
 
 def cola_items(request: InputRequest, model: ModelInputs) -> Items:

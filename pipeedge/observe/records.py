@@ -194,8 +194,6 @@ class Recording(Struct, frozen=True):
     lanes: tuple[LaneRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
     works: tuple[WorkRecord, ...] = ()
-    clock_error_s: Number | None = None
-    """Bound on the difference between this rank's times and the hub's, or None if it was not measured."""
     decided: tuple[Decided, ...] = ()
     """Decisions on the bits of the outgoing link, if they follow the bandwidth."""
     energy: EnergyUse = NOT_MEASURED

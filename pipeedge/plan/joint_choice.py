@@ -223,11 +223,9 @@ def _read_plan(text: str, hosts: Sequence[str] | None) -> tuple[JointPlan, dict[
             bottleneck_s=answer["bottleneck_s"],
             throughput_items_per_s=answer["throughput_items_per_s"],
             latency_s=answer["latency_s"],
-            lower_bound_s=answer.get("lower_bound_s"),
             gap=answer["gap"],
             bottleneck=answer["bottleneck"],
             warnings=tuple(answer["warnings"]),
-            unused_hosts=tuple((host["host"], host["why"]) for host in answer["left_out"]),
             stages=tuple(
                 PromisedStage(
                     compute_s=row["compute_s"] + row["data_s"],

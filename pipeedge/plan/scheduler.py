@@ -163,16 +163,12 @@ class Solution:
     """Items per second once the pipeline is full, or None if nothing takes time."""
     latency_s: float
     """Seconds of one microbatch through the idle pipeline."""
-    lower_bound_s: float | None
-    """Seconds of the objective below which no schedule lies; None where the objective is energy."""
     gap: float
     """Largest possible distance from the optimum, as a fraction; 0 if proven optimal."""
     bottleneck: str
     """Description of the bottleneck: ``stage 3 on rcc-0 computes 1.549 s``."""
     warnings: tuple[str, ...]
     """Warnings, such as device types that cannot take part, one line each."""
-    unused_hosts: tuple[tuple[str, str], ...]
-    """Hosts that are not used, each with the reason."""
     stages: tuple[PromisedStage, ...] = ()
     """Predicted costs of the stages, in the order of the schedule."""
     input_link_s: float = 0.0
@@ -246,11 +242,9 @@ def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> So
             bottleneck_s=answer["bottleneck_s"],
             throughput_items_per_s=answer["throughput_items_per_s"],
             latency_s=answer["latency_s"],
-            lower_bound_s=answer["lower_bound_s"],
             gap=answer["gap"],
             bottleneck=answer["bottleneck"]["words"],
             warnings=tuple(answer["warnings"]),
-            unused_hosts=tuple((host["host"], host["why"]) for host in answer["unused_hosts"]),
             stages=tuple(
                 PromisedStage(
                     compute_s=stage["compute_s"] + stage["data_s"],

@@ -94,7 +94,6 @@ def make_recording(context: RankContext, member: Member, parts: Parts, epoch: in
         host=socket.gethostname(),
         lanes=tuple(lane.record(hub_clock) for part in parts.all for lane in part.lanes),
         links=tuple(part.link.record(hub_clock) for part in parts.all),
-        clock_error_s=hub_clock.error_s,
         decided=stage.decided(hub_clock) if stage is not None else (),
         energy=parts.monitor.use(),
         replans=tuple(context.replans),

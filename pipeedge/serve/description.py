@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 import pipeedge
 from pipeedge.serve import bodies
 
-__all__ = ["OPEN_PATHS", "described_operations", "openapi_document"]
+__all__ = ["OPEN_PATHS", "openapi_document"]
 
 
 class Label(Struct):
@@ -214,11 +214,6 @@ _FAILURES: Mapping[str, str] = MappingProxyType(
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/v2/health/live", "/v2/health/ready")
 """Paths that anybody may read: they tell the name of the model, the routes, and whether it answers."""
 _REFERENCE = "#/components/schemas/{name}"
-
-
-def described_operations() -> frozenset[tuple[str, str]]:
-    """Return method and path of every route that is described."""
-    return frozenset(_OPERATIONS)
 
 
 def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:

@@ -32,8 +32,6 @@ def test_the_offset_is_wrong_by_no_more_than_good_round_trips(
     for number, way in enumerate(trips):
         exchange(clock, float(number), way, offset)
     bound = 1.5 * min(map(sum, trips)) / 2
-    assert clock.error_s is not None
-    assert clock.error_s <= bound + 1e-9
     # Two exchanges that are wrong in opposite directions look like drift, which goes on beyond them.
     assert abs(clock(asked) - (asked + offset)) <= 3 * bound + 1e-6
 
@@ -50,7 +48,6 @@ def test_drift_is_followed() -> None:
 
 def test_without_an_exchange_time_is_what_it_is() -> None:
     assert ClockMap()(5.0) == 5.0
-    assert ClockMap().error_s is None
 
 
 def test_members_know_the_hubs_clock() -> None:
@@ -81,7 +78,6 @@ def test_members_know_the_hubs_clock() -> None:
             member.wait(Summary)
             # The last ones, as the process of a run that fails often must not grow.
             assert member.records() == {0: "".join(f"\n{number}{long}" for number in range(2, 11))}
-            error = member.hub_clock.error_s
-            assert error is not None
-            assert member.hub_clock(before) <= error
-            assert member.hub_clock(after) >= -error
+            error_s = clock() - before  # no exchange took longer
+            assert member.hub_clock(before) <= error_s
+            assert member.hub_clock(after) >= -error_s

@@ -18,7 +18,7 @@ import pytest
 from msgspec import Raw
 from mutations import mutate_message, rounds
 from waiting import LIMIT_S
-from wire_messages import framed, plain, received
+from wire_messages import connected, framed, plain, received
 
 from pipeedge.base import fields
 from pipeedge.base.errors import (
@@ -30,7 +30,7 @@ from pipeedge.base.errors import (
 )
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import Caller
-from pipeedge.control.dialling import HubAddress, connect_in_clear
+from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
@@ -92,7 +92,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         "summary": {"stats": {"0": {}}},
     }
     ours, theirs = socket.socketpair()
-    with theirs, Member(connect_in_clear(ours), rank=1, timeout_s=5.0) as self:
+    with theirs, Member(connected(ours), rank=1, timeout_s=5.0) as self:
         for _ in range(rounds(400)):
             kind = chance.choice(list(said))
             self._error = None
@@ -147,7 +147,7 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
         ours, theirs = socket.socketpair()
         with (
             theirs,
-            Member(connect_in_clear(ours), rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self,
+            Member(connected(ours), rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self,
         ):
             theirs.sendall(frame(Notice("still alive")) + frame(Planned(Raw(b"1"))))
             assert self.wait(Planned) == Planned(Raw(b"1"))
@@ -179,7 +179,7 @@ def test_a_failing_display_does_not_end_the_run() -> None:
     notices: list[str] = []
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
-    with theirs, Member(connect_in_clear(ours), rank=0, timeout_s=5.0, callbacks=callbacks) as self:
+    with theirs, Member(connected(ours), rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
             self._handle(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
         assert self.error is None

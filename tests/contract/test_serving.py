@@ -31,7 +31,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
 from pipeedge.run.stage import Stage
 from pipeedge.serve import gate, server
-from pipeedge.serve.description import described_operations
+from pipeedge.serve.description import openapi_document
 from pipeedge.serve.serving import Serving
 from pipeedge.serve.watching import PipelineWatch
 from pipeedge.transport.base import Packet
@@ -442,8 +442,9 @@ def test_routes_are_described_for_people_without_loading_anything(digits: Served
     page = digits.get("/docs", host="a<script>'")
     text = page.body.decode()
     assert page.status == 200
-    for method, path in described_operations():
-        assert f">{method.upper()}</span> <code>{path}</code>" in text
+    for path, methods in openapi_document("vit-digits", needs_key=False)["paths"].items():
+        for method in methods:
+            assert f">{method.upper()}</span> <code>{path}</code>" in text
     assert "<script" not in text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)|@import|url\(""", text)
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -15,13 +15,14 @@ from msgspec import Raw
 from ports import free_port
 from rich.console import Console
 from trouble import KEY, MIB, OTHER_KEY, Cases, Patch, Play, raising, refused
+from wire_messages import connected
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.dialling import connect_in_clear, explain_refusal
+from pipeedge.control.dialling import explain_refusal
 from pipeedge.control.failover import Wanted
 from pipeedge.control.liveness import RankStatus, beat_interval_s
 from pipeedge.control.member import Callbacks, Member
@@ -234,7 +235,7 @@ def a_control_thread_dies(patch: Patch) -> str:
     with (
         theirs,
         Member(
-            connect_in_clear(ours), rank=1, timeout_s=60.0, callbacks=callbacks, clock=lambda: next(clock)
+            connected(ours), rank=1, timeout_s=60.0, callbacks=callbacks, clock=lambda: next(clock)
         ) as member,
     ):
         return refused(lambda: member.wait(Planned))
@@ -339,7 +340,7 @@ def a_display_fails(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     show = raising(ValueError("no such column"))
     callbacks = Callbacks(notify=said.append, record_stage_work=show)
-    with theirs, Member(connect_in_clear(ours), rank=0, timeout_s=1.0, callbacks=callbacks) as member:
+    with theirs, Member(connected(ours), rank=0, timeout_s=1.0, callbacks=callbacks) as member:
         member._handle(WorkByRank({}))
     return said[0]
 
@@ -349,7 +350,7 @@ def the_hub_is_gone(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     theirs.sendall(frame(Pace()))
     theirs.close()
-    with Member(connect_in_clear(ours), rank=1, timeout_s=1.0) as member:
+    with Member(connected(ours), rank=1, timeout_s=1.0) as member:
         return refused(lambda: member.wait(Planned))
 
 

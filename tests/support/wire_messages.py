@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from typing import Any
 
 from pipeedge.base.fields import encode
-from pipeedge.control.messages import Decoder, Malformed, Message
+from pipeedge.control.connection import Connection
+from pipeedge.control.epoch_messages import EPOCH_FROM_HUB
+from pipeedge.control.messages import FROM_HUB, Decoder, Malformed, Message
+from pipeedge.control.wire import ClearEnd
 
 
 def framed(text: bytes) -> bytes:
@@ -23,6 +27,11 @@ def received(messages: object, kind: str, **body: Any) -> Message | Malformed:
     """
     (message,) = Decoder(messages).feed(framed(json.dumps({"kind": kind, **body}).encode()))
     return message
+
+
+def connected(sock: socket.socket) -> Connection:
+    """Return the connection of a rank to a hub without a key, over a socket that the test has connected."""
+    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB | EPOCH_FROM_HUB))
 
 
 def plain(value: object) -> Any:

@@ -188,7 +188,6 @@ RECORDING = Recording(
     host="pi",
     lanes=(LaneRecord(LaneId.stage(1), STAGE, 0.5, (Row(0, 1, 2, 100, 32.0, 1.0, (0.1,) * 5),)),),
     links=(LinkRecord(LaneId.link(1), 0, (Transfer(0, 100, 1.0, 2.0),)),),
-    clock_error_s=0.001,
     decided=(Decided(0, 1.0, 8, None, "x"),),
     energy=EnergyUse("rapl", 1.0, 2.0, ("no energymon",)),
 )
