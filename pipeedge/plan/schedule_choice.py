@@ -25,10 +25,10 @@ from pipeedge.compress.sizes import wire_shapes
 from pipeedge.models.outline import Outline
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.request.config import RunRequest
-from pipeedge.request.scheduling import CompressionRequest
+from pipeedge.request.scheduling import CompressionRequest, ScheduleRequest
 
 if TYPE_CHECKING:
-    from pipeedge.plan.joint_choice import Trial
+    from pipeedge.plan.joint_choice import JointPlan, Trial
     from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
 __all__ = ["PlannedSchedule", "plan_schedule", "scheduler_request"]
@@ -156,52 +156,72 @@ def _requested_schedule(
         return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
     if wanted.models_file is None:
         return None
+    asked, unlisted = scheduler_request(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
+    asked = dataclasses.replace(asked, survive_loss=wanted.survive_loss and ranks is None, losses=losses)
+    chosen_size = None
+    if wanted.joint:
+        plan = _planned_together(asked, wanted, after_loss=ranks is not None, trial=trial)
+        found, notes, chosen_size = plan.solution, plan.notes, plan.microbatch_size
+    else:
+        found, notes = _solved(asked, wanted)
+    prediction = _prediction(found, chosen_size or request.microbatch_size, tokens)
+    notes = (*unlisted, *notes, *found.warnings, *_scaling_notes(found, prediction, tokens))
+    return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
+
+
+def _planned_together(
+    asked: SchedulerRequest, wanted: ScheduleRequest, *, after_loss: bool, trial: Trial | None
+) -> JointPlan:
+    """Choose stages, number types, bits and the size of microbatches together.
+
+    Args:
+        asked: the files, and the largest size of a microbatch.
+        wanted: what the user wants of the schedule.
+        after_loss: whether the run goes on without a host; then its microbatches have a size already, which
+            stays.
+        trial: tries plans on held-out items; None if they are taken untried.
+    """
+    from pipeedge.plan.joint_choice import choose_together
+
+    choose = partial(
+        choose_together,
+        min_agreement=wanted.min_agreement,
+        hosts=wanted.hosts,
+        exactly=after_loss,
+        trial=trial,
+    )
+    asked = dataclasses.replace(asked, objective=wanted.objective, min_throughput=wanted.min_throughput)
+    try:
+        return choose(asked)
+    except InfeasibleError:
+        if not after_loss or wanted.min_throughput is None:
+            raise
+        # The hosts that are left may all be too slow; then they are to be as fast as they can.
+        return choose(dataclasses.replace(asked, objective="throughput", min_throughput=None))
+
+
+def _solved(asked: SchedulerRequest, wanted: ScheduleRequest) -> tuple[Solution, tuple[str, ...]]:
+    """Choose the stages, and the number type if it is to be chosen; return notes for the user as well."""
     from pipeedge.plan import scheduler
     from pipeedge.plan.dtype_choice import choose_dtype
 
-    asked, unlisted = scheduler_request(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
-    asked = dataclasses.replace(asked, survive_loss=wanted.survive_loss and ranks is None, losses=losses)
-    size = request.microbatch_size
-    if wanted.joint:
-        from pipeedge.plan.joint_choice import choose_together
-
-        # Once items travel in microbatches of some size, it stays.
-        exactly = ranks is not None
-        asked = dataclasses.replace(asked, objective=wanted.objective, min_throughput=wanted.min_throughput)
-        choose = partial(
-            choose_together,
-            min_agreement=wanted.min_agreement,
-            hosts=wanted.hosts,
-            exactly=exactly,
-            trial=trial,
-        )
-        try:
-            chosen = choose(asked)
-        except InfeasibleError:
-            if ranks is None or wanted.min_throughput is None:
-                raise
-            # The hosts that are left may all be too slow; then they are to be as fast as they can.
-            chosen = choose(dataclasses.replace(asked, objective="throughput", min_throughput=None))
-        found, size = chosen.solution, chosen.microbatch_size
-        notes = (*unlisted, *chosen.notes, *found.warnings)
-    elif wanted.automatic_dtype:
+    if wanted.automatic_dtype:
         found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
-        notes = (*unlisted, note, *found.warnings)
-    else:
-        dtype = (wanted.dtypes or ("float32",))[0]
-        problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
-        found = scheduler.solve(problem, hosts=wanted.hosts)
-        notes = (*unlisted, *found.warnings)
-    prediction = _prediction(found, size, tokens)
-    scaled = sorted({length for stage in found.stages for length in stage.tokens})
-    if tokens is not None and prediction.scaled and scaled != [tokens]:
-        profiled = ", ".join(map(str, scaled))
-        notes += (
-            f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
-            f"{profiled})",
-        )
-    chosen_size = size if wanted.joint else None
-    return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
+        return found, (note,)
+    dtype = (wanted.dtypes or ("float32",))[0]
+    problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
+    return scheduler.solve(problem, hosts=wanted.hosts), ()
+
+
+def _scaling_notes(found: Solution, prediction: Prediction, tokens: int | None) -> tuple[str, ...]:
+    """Return a note if profiles of other lengths were scaled to that of the input."""
+    profiled = sorted({length for stage in found.stages for length in stage.tokens})
+    if tokens is None or not prediction.scaled or profiled == [tokens]:
+        return ()
+    return (
+        f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
+        f"{', '.join(map(str, profiled))})",
+    )
 
 
 def _transport(request: RunRequest) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import PixelTable
-from pipeedge.base.schedule import LayerRange
+from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
 from pipeedge.control.member import Member
@@ -27,6 +27,7 @@ from pipeedge.control.messages import Start
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.progress import ByteBar
+from pipeedge.models.shard import Shard
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
@@ -239,33 +240,50 @@ def load_stage(
     pixels = None if table is None else PixelTable.from_text(table)
     if held is not None:
         return replace(held, number=number, compute=Stage(held.shard, device, pixels))
-    layers, dtype = stage.layers, find_dtype(stage.dtype)
+    dtype = find_dtype(stage.dtype)
     kernels = choose(context.request.model.kernels, dtype, device)
     slow = slow_here(dtype, device)
     if slow is not None:
         context.warn(f"stage {number} on rank {context.rank}: {slow}")
-    model, weights = context.model, context.request.model.weights
+    shared = beside.shard if beside is not None and beside.plan.dtype == stage.dtype else None
+    shard = _load_shard(context, stage, device, kernels, shared, pause)
+    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
+
+
+def _load_shard(
+    context: RankContext,
+    stage: StagePlan,
+    device: torch.device,
+    kernels: str,
+    shared: Shard | None,
+    pause: Callable[[], object],
+) -> Shard:
+    """Load the layers of a stage, and show how far that is; what ``shared`` has is not loaded again."""
+    model, layers, dtype = context.model, stage.layers, find_dtype(stage.dtype)
+    total = model.weight_bytes(layers, dtype)
+    if shared is not None:
+        both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
+        total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
     with (
         context.activity.busy(f"loading {layers.named}"),
         context.patience(f"loading {layers.named} of {model.name}"),
+        ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar,
     ):
-        total = model.weight_bytes(layers, dtype)
-        shared = None
-        if beside is not None and beside.plan.dtype == stage.dtype:
-            shared = beside.shard
-            both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
-            total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
-        with ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar:
 
-            def advance(size: int) -> None:
-                bar.advance(size)
-                pause()
-
+        def advance(size: int) -> None:
+            bar.advance(size)
             pause()
-            shard = model.load(
-                layers, weights, device, dtype, progress=advance, kernels=kernels, beside=shared
-            )
-    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
+
+        pause()
+        return model.load(
+            layers,
+            context.request.model.weights,
+            device,
+            dtype,
+            progress=advance,
+            kernels=kernels,
+            beside=shared,
+        )
 
 
 def open_parts(

@@ -84,9 +84,7 @@ def run(
         if request.schedule.partition is not None:
             plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
     world = request.world
-    # With -c rpc, every rank has something worse to warn of.
-    speaks_openly = membership is None and request.transport.comm != "rpc" and world.size > 1
-    if speaks_openly and world.rank == 0 and not is_loopback(world.addr):
+    if membership is None and _speaks_openly(request):
         warn(open_to_all())
     transports = Transports(lambda: make_transport(request.transport, world.rank, membership))
 
@@ -111,15 +109,27 @@ def run(
         show_waiting=warn if sys.stderr.isatty() else lambda line: None,
         record_stage_work=context.display_feed,
     )
-    goes_on = request.transport.goes_on
-    required = frozenset({0, request.schedule.data_rank}) if goes_on else None
-    joining = Joining.of(world, required=required, joins_later=goes_on)
     with (
         aborted_on_failure(transports),
-        Session(world, FORMS, callbacks, joining=joining, membership=membership) as session,
+        Session(world, FORMS, callbacks, joining=_joining(request), membership=membership) as session,
     ):
         session.open()
         return _take_part(context, session)
+
+
+def _speaks_openly(request: RunRequest) -> bool:
+    """Return whether rank 0 should warn of a run without a key: if its network can be read by others."""
+    # With -c rpc, every rank has something worse to warn of.
+    world = request.world
+    can_be_read = request.transport.comm != "rpc" and world.size > 1 and not is_loopback(world.addr)
+    return can_be_read and world.rank == 0
+
+
+def _joining(request: RunRequest) -> Joining:
+    """Return how the ranks of a run come together; one that goes on after failures needs two of them."""
+    goes_on = request.transport.goes_on
+    required = frozenset({0, request.schedule.data_rank}) if goes_on else None
+    return Joining.of(request.world, required=required, joins_later=goes_on)
 
 
 def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
