@@ -71,7 +71,7 @@ class Recovery:
 
     kind: str
     decide_s: float
-    """From the disturbance until the new plan is known."""
+    """Seconds from the disturbance until the new plan is known."""
     load_s: float
     fill_s: float
     repeated: int

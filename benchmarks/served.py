@@ -194,7 +194,7 @@ class Asked:
     inputs: list[int] = field(default_factory=list)
     """Numbers of the requests."""
     failed: list[str] = field(default_factory=list)
-    """What was wrong with those that failed."""
+    """Error of each request that failed."""
 
 
 @contextmanager

@@ -56,7 +56,7 @@ TRANSPORTS = ("p2p", "rpc", "tcp", "tcp, TLS")
 THROUGHPUT_TARGETS = {("p2p", "rpc"): 0.92, ("tcp", "tcp, TLS"): 0.98}
 """Targets for the throughput over the second transport, relative to that over the first."""
 PEAK_TARGETS = {("p2p", "rpc"): 1.3, ("p2p", "tcp"): 1.0, ("p2p", "tcp, TLS"): 1.0}
-"""The same for peak memory."""
+"""Largest peak memory over the second transport, relative to that over the first."""
 GROWTH_TARGETS = (0.02, 20.0)
 """Targets for growth: as a fraction, or in MB; meeting either is enough."""
 PARTS = ("throughput", "memory", "threads")

@@ -45,8 +45,8 @@ class Drawing:
     """An SVG of fixed width, drawn from top to bottom.
 
     Args:
-        title: for those who cannot see it.
-        height: of the picture.
+        title: description for those who cannot see the picture.
+        height: height of the picture.
     """
 
     def __init__(self, title: str, height: float) -> None:

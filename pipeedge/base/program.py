@@ -43,7 +43,7 @@ def module_words(script: str, module: str) -> tuple[str, ...]:
 
     Args:
         script: name of the program's own script.
-        module: its module, which runs under the script's name.
+        module: module of the program, which runs under the script's name.
     """
     return (COMMAND, COMMANDS[script]) if _is_command() else (module,)
 

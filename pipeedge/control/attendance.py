@@ -118,7 +118,7 @@ class Attendance:
         """Tell rank 0 about a process that was not admitted, as it may have been meant to be a rank.
 
         Args:
-            what: its address, and why it was not admitted.
+            what: address of the process, and why it was not admitted.
             now: present time, in seconds of the hub's clock.
         """
         if self._roster.participants is not None or not self._roster.absent():

@@ -23,7 +23,7 @@ class Caller(Connection):
 
     Args:
         number: number of the connection.
-        sock: its socket.
+        sock: socket of the connection.
         peer: address of the other end, for messages.
         end: this end.
         max_message_bytes: length of the longest message that is accepted.

@@ -191,7 +191,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Send the facts of this rank and return the plan.
 
         Args:
-            facts: of this rank.
+            facts: facts of this rank.
             decide: called on rank 0 with the facts of all ranks that are not left out, by rank.
             going_on: further decisions of rank 0, if the session goes on after failures.
 

@@ -38,13 +38,13 @@ def rank_facts(
     """Return what one rank was asked to do, for comparison with the other ranks.
 
     Args:
-        request: of the rank.
-        model: its model.
-        weights: their fingerprint; None where there are none.
-        items: of the input, on the data rank.
-        max_tokens: of its longest sentence, on the data rank.
-        pixels: what the bytes of its pictures stand for, on the data rank; None where none are sent.
-        memory_bytes: that it can allocate, None where that is unknown.
+        request: request of the rank.
+        model: model of the run.
+        weights: fingerprint of the weights, or None if they are random.
+        items: number of items of the input, on the data rank.
+        max_tokens: number of tokens of the longest sentence, on the data rank.
+        pixels: values that the bytes of pictures stand for, on the data rank; None if none are sent.
+        memory_bytes: memory that the rank can allocate, or None if that is unknown.
     """
     config = model.config
     own_name = model.name if model.directory is None else None
@@ -106,7 +106,7 @@ def _lost_options(
 
     Args:
         facts: what each rank was asked to do.
-        prefix: of the options' names.
+        prefix: beginning of the options' names.
         obeys: the rank that obeys these options; the others may be given the same, or none.
         role: why that rank obeys them.
     """

@@ -47,11 +47,11 @@ _KEPT = 240
 _REMEMBERED = 3 * _KEPT
 """Number of windows for which a change makes others wait."""
 _LIMITED = 0.7
-"""Below this part of the throughput that the stages allow, something else limits it: input, or requests."""
+"""Fraction of the throughput that the stages allow, below which the input limits it instead."""
 _CANDIDATES = 4
 """Number of plans that are remembered."""
 _LOOKED = 8 * WINDOWS
-"""Number of windows during which it is looked for a better plan after hosts have come or gone."""
+"""Number of windows after a change of hosts during which better plans are searched for."""
 _PAID = -0.05
 """Measured gain below which a change is taken back."""
 
@@ -104,7 +104,7 @@ class LivePlanning:
         self._drift: Drift[_Key] = Drift()
         self._present: Placing = ()
         self._hosts: frozenset[str] = frozenset()
-        self._met: int | None = None  # windows since the hosts have changed
+        self._since_hosts: int | None = None  # windows since the hosts have changed
         self._windows = 0
         self._history: deque[tuple[Conditions, float]] = deque(maxlen=_KEPT)
         self._seen_at: dict[_Key, int] = {}
@@ -143,9 +143,9 @@ class LivePlanning:
         if present != self._present:  # not by a proposal: a rank was lost
             self._trial = None
             self._restart(present)
-            self._met = 0 if began else None
+            self._since_hosts = 0 if began else None
         if hosts != self._hosts:
-            self._met = 0 if began else None
+            self._since_hosts = 0 if began else None
             self._hosts = hosts
         self._note(window)
         waited = self._due()
@@ -191,7 +191,7 @@ class LivePlanning:
         self._present = present
         self._back = None
         self._of_present.clear()
-        self._met = None
+        self._since_hosts = None
 
     def _note(self, window: WorkWindow) -> None:
         """Note one more window."""
@@ -203,16 +203,15 @@ class LivePlanning:
         self._seen_at |= dict.fromkeys(values, self._windows)
         self._history.append((seen, items_per_s([window])))
         self._of_present.append(window)
-        if self._met is not None:
-            self._met = self._met + 1 if self._met < _LOOKED else None
-        if (
-            self._windows - self._memory() in self._seen_at.values()
-        ):  # a host without a stage may have recovered
-            self._met = 0
+        if self._since_hosts is not None:
+            self._since_hosts = self._since_hosts + 1 if self._since_hosts < _LOOKED else None
+        forgotten = self._windows - self._memory()
+        if forgotten in self._seen_at.values():  # a host without a stage may have recovered
+            self._since_hosts = 0
 
     def _due(self) -> int | None:
         """Return for how many windows something has been other than planned, when it is time to look."""
-        for since in (self._drift.duration, self._met or 0):
+        for since in (self._drift.duration, self._since_hosts or 0):
             times, rest = divmod(since, WINDOWS)
             if times and not rest and not times & (times - 1):
                 return since

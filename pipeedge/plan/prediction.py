@@ -26,7 +26,7 @@ __all__ = ["Comparison", "PredictedFigure", "Prediction", "StageComparison", "St
 REMARKABLE = 0.15
 """A stage that is off by more than this part of what was predicted is worth a line."""
 OWN_PROCESSOR = 0.9
-"""Below this part of its time on a processor, a computation was kept from it."""
+"""Smallest fraction of its time that an undisturbed computation spends on a processor."""
 
 
 @dataclass(frozen=True)

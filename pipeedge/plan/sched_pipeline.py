@@ -61,8 +61,8 @@ def run_program(
     """Run the program and return what it prints.
 
     Args:
-        arguments: its command line.
-        text: its standard input.
+        arguments: command line of the program.
+        text: text for its standard input.
         timeout_s: seconds to wait for it.
         executable: the program; by default ``find_executable()``.
 

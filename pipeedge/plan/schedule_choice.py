@@ -60,11 +60,11 @@ def plan_schedule(
     """Return the schedule that ``request`` asks for.
 
     Args:
-        request: of rank 0.
+        request: request of rank 0.
         model: the model to cut.
-        tokens: of the longest sentence of the input; None for images, and where it is not known.
+        tokens: tokens of the longest sentence of the input; None for images, and if it is not known.
         eight_bit: whether pictures are sent as bytes.
-        ranks: those whose hosts the scheduler may use, when others are lost; None for all.
+        ranks: ranks whose hosts the scheduler may use, when others are lost; None for all.
         losses: whether to ask the scheduler what the loss of each host would cost.
         trial: tries joint plans on held-out items; None if they are taken untried.
 
@@ -240,11 +240,11 @@ def scheduler_request(
     """Return what the scheduler is asked in a run with its files, and notes for the user.
 
     Args:
-        request: of rank 0.
+        request: request of rank 0.
         model: the model to cut.
-        tokens: of the longest sentence of the input; None for images, and where it is not known.
+        tokens: tokens of the longest sentence of the input; None for images, and if it is not known.
         eight_bit: whether pictures are sent as bytes.
-        ranks: those whose hosts the scheduler may use; None for all.
+        ranks: ranks whose hosts the scheduler may use; None for all.
 
     Raises:
         ScheduleError: there are no such files.

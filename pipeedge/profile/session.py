@@ -56,7 +56,7 @@ class _Checked:
     old: Mapping[Path, ProfileResults]
     """Contents of the results files that exist."""
     finished: Mapping[Path, ProfileResults]
-    """Those to which nothing is added but agreement."""
+    """Contents of the files to which nothing is added but agreement."""
     replaced: frozenset[Path]
     """Outputs that exist and are replaced."""
 

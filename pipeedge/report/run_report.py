@@ -218,7 +218,7 @@ def print_report(
         results: File of the predictions, if any.
         saved: File of the report, if any.
         trace: File of the trace, if any.
-        replaced: Those of the files that replaced an existing one.
+        replaced: Files that replaced an existing one.
     """
     console.print(
         f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",

@@ -206,7 +206,7 @@ def option_like(request: type, name: str, **changed: Any) -> Any:
 
     Args:
         request: The other request.
-        name: Its field.
+        name: Name of its field.
         changed: Attributes of ``Option`` that differ.
     """
     declared = dataclasses.replace(option_of(request, name), **changed)

@@ -42,14 +42,14 @@ def watch_run(context: RankContext, session: RunSession, decider: Decider) -> No
 
 
 class RunWatcher:
-    """Makes proposals of what the hub knows, and follows them.
+    """Turns what the hub knows into proposals, and follows them.
 
     Args:
         context: rank 0.
         session: session of the ranks.
         decider: rank 0's decisions, which have the present plan.
         clock: clock in seconds.
-        pause: waits for some seconds, which is all that it does by default.
+        pause: waits for a number of seconds.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class _Done:
         self._now = 0
 
     def add(self, epoch: int, items: int) -> None:
-        """Note how many the last stage has finished in an epoch."""
+        """Note how many items the last stage has finished in an epoch."""
         if epoch != self._epoch:
             self._epoch, self._before, self._now = epoch, self.items, 0
         self._now = items

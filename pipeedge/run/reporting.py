@@ -79,7 +79,7 @@ class _Recordings:
     """The last recording of each rank, with what it counted in the whole run."""
     last_epoch: list[Recording]
     earlier: list[Recording]
-    """Those of some epochs before the last."""
+    """Recordings of some epochs before the last."""
 
 
 def _recordings(member: Member, whole: Collection[int], last_epoch: int) -> _Recordings:

@@ -5,7 +5,8 @@ preparing    sentences, images and arrays -> items
 answers      outputs of the model -> classes with names and scores, vectors
 pending      answers that are awaited
 flights      items on their way to an answer, and microbatches of them
-requests     the queue of requests, which is both source and sink
+backlog      all items without an answer: those that wait, and microbatches under way
+requests     the queue of requests, which is both source and sink, and its threads
 service      a model with all of these, for Python and for HTTP
 
 Over HTTP, each module only uses those above it:

@@ -23,7 +23,7 @@ def fetch_file(url: str, part: Path, target: Path) -> None:
 
     Args:
         url: address of the file.
-        part: where its bytes go.
+        part: file that its bytes are written to.
         target: place where the user expects the file, for messages.
 
     Raises:
