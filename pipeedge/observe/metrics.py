@@ -188,14 +188,14 @@ class Scope:
     energy_j: float = 0.0
     accuracy: float = 0.0
 
-    def plus(self, sample: MetricSample, sign: int = 1) -> Scope:
-        """Return the sums with one more sample, or with one removed if the sign is -1."""
+    def plus(self, sample: MetricSample) -> Scope:
+        """Return the sums with one more sample."""
         return Scope(
-            self.samples + sign,
-            self.time_s + sign * (sample.end_s - sample.start_s),
-            self.work + sign * sample.work,
-            self.energy_j + sign * (sample.end_j - sample.start_j),
-            self.accuracy + sign * sample.accuracy,
+            self.samples + 1,
+            self.time_s + (sample.end_s - sample.start_s),
+            self.work + sample.work,
+            self.energy_j + (sample.end_j - sample.start_j),
+            self.accuracy + sample.accuracy,
         )
 
     @property
