@@ -366,8 +366,7 @@ def _tell_of(tell: Tell, where: str, line: str) -> None:
     tell(where + line)
 
 
-def main() -> int:
-    """Measure, or read earlier results, and print the table; return 1 if a target is missed."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -405,6 +404,12 @@ def main() -> int:
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw all results: .svg or .png")
     parser.add_argument("--show", action="store_true", help="show earlier results without measuring")
+    return parser
+
+
+def main() -> int:
+    """Measure, or read earlier results, and print the table; return 1 if a target is missed."""
+    parser = _parser()
     arguments = parser.parse_args()
     if arguments.repetitions < 1:
         parser.error("--repetitions: at least 1")

@@ -467,19 +467,7 @@ def threads(console: Console, directory: Path, warm_up: int, count: int) -> bool
     return True
 
 
-def main() -> int:
-    """Print the tables; return 1 if a target is missed."""
-    if sys.argv[1:2] == ["--alternate"]:
-        told, rank = sys.argv[2:]
-        alternate(int(rank), Alternation(**json.loads(told)))
-        return 0
-    if sys.argv[1:2] == ["--usual"]:
-        # Import this file as a module, because RPC finds functions by the name of their module.
-        import transports as this
-
-        rank, port, number, model, warm_up, count = sys.argv[2:]
-        this.usual(int(rank), int(port), int(number), model, int(warm_up), int(count))
-        return 0
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -508,6 +496,23 @@ def main() -> int:
     parser.add_argument(
         "-u", "--ubatch-size", type=int, default=1, metavar="N", help="memory: items in a microbatch (1)"
     )
+    return parser
+
+
+def main() -> int:
+    """Print the tables; return 1 if a target is missed."""
+    if sys.argv[1:2] == ["--alternate"]:
+        told, rank = sys.argv[2:]
+        alternate(int(rank), Alternation(**json.loads(told)))
+        return 0
+    if sys.argv[1:2] == ["--usual"]:
+        # Import this file as a module, because RPC finds functions by the name of their module.
+        import transports as this
+
+        rank, port, number, model, warm_up, count = sys.argv[2:]
+        this.usual(int(rank), int(port), int(number), model, int(warm_up), int(count))
+        return 0
+    parser = _parser()
     args = parser.parse_args()
     unknown = set(args.parts) - set(PARTS)
     if unknown:
