@@ -258,25 +258,23 @@ class RequestQueue:
         Raises:
             Closed: The stream was closed.
         """
-        expired: list[Entry] = []
-        try:
+        while True:
             with self._lock:
-                while True:
-                    self._work.wait_for(lambda: is_closed() or self._is_ready(window))
-                    if is_closed():
-                        raise Closed
-                    flight = self._backlog.next_again()
-                    if flight is None:
-                        now = self._clock()
-                        expired += self._backlog.expire(now)
-                        flight = self._backlog.form(now)
-                        self._notify_of_room()
-                    if flight is not None:
-                        return flight.group
-                    if self._draining:
-                        return None
-        finally:
-            self._reject(expired, ExpiredError("the deadline was over before the item was computed"))
+                self._work.wait_for(lambda: is_closed() or self._is_ready(window))
+                if is_closed():
+                    raise Closed
+                expired, flight = list[Entry](), self._backlog.next_again()
+                if flight is None:
+                    now = self._clock()
+                    expired, flight = self._backlog.expire(now), self._backlog.form(now)
+                    self._notify_of_room()
+                is_over = flight is None and self._draining
+            if expired:
+                self._reject(expired, ExpiredError("the deadline was over before the item was computed"))
+            if flight is not None:
+                return flight.group
+            if is_over:
+                return None
 
     def wake(self) -> None:
         """Let the feeding thread look again whether its stream was closed."""

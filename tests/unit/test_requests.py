@@ -158,6 +158,21 @@ def test_items_that_expire_make_room_for_those_who_wait_for_it() -> None:
     assert feeding.wait(LIMIT_S)
 
 
+def test_an_item_that_expires_is_answered_though_no_other_comes() -> None:
+    clock = Clock(5.0)
+    queue, crew = make_queue(clock), Crew()
+    late = queue.submit([item(1)], timeout_s=7)
+    clock.now += 7
+    stream = queue.stream(3)
+    stream.start(crew)
+    crew.start("feed", stream.wait)
+    until(lambda: late.complete, "the answer to the item that is too late")
+    with pytest.raises(ExpiredError, match="deadline"):
+        late[0]
+    crew.stop()
+    assert crew.wait(LIMIT_S)
+
+
 def test_what_is_cancelled_or_late_is_not_computed() -> None:
     clock = Clock(5.0)
     queue = make_queue(clock)
