@@ -1,6 +1,7 @@
 """Answers to many things, in their order: read, prepared and asked in threads, not far ahead.
 
-values ──[read]──> [group] ──> prepare, in several threads ──[ask]──> queue ──> answers
+values ──[read]──> groups ──[ask]──> queue ──> answers
+                      └─────[ask]──────┘          each thread takes a group, prepares it, and asks in its turn
 
 Things travel in groups of what is there, as handing each on to the next thread alone would cost more than
 to compute a small model. Nothing waits for company: a thing may depend on the answer to the one before.
@@ -10,24 +11,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
-from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel
 
 __all__ = ["answers_in_order"]
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -37,53 +33,13 @@ class _Failed:
     error: BaseException
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """The items of a group, up to the one that failed."""
-
-    items: list[Item]
-    failed: _Failed | None = None
-
-
-class _Line(Generic[_Value]):
-    """Values on their way from one thread to another, in order, with a failure at the end if there is one."""
-
-    def __init__(self, capacity: int) -> None:
-        self._channel: Channel[_Value | _Failed] = Channel(capacity)
-        self.close = self._channel.close
-
-    def fill(self, values: Iterable[_Value]) -> None:
-        """Put ``values`` on the line, in a thread of its own."""
-        threading.Thread(target=self._fill, args=(values,), daemon=True).start()
-
-    def _fill(self, values: Iterable[_Value]) -> None:
-        try:
-            for value in values:
-                self._channel.put(value)
-        except Closed:
-            return
-        except BaseException as error:  # raised where the answers are taken
-            with suppress(Closed):
-                self._channel.put(_Failed(error))
-        self._channel.finish()
-
-    def groups(self, most: int) -> Iterator[list[_Value]]:
-        """Yield groups of up to ``most`` values that are there; raises what has ended them."""
-        while found := self._channel.get_waiting(most):
-            if values := [value for value in found if not isinstance(value, _Failed)]:
-                yield values
-            if isinstance(found[-1], _Failed):
-                raise found[-1].error
-
-
 def answers_in_order(
-    service: Service, workers: Executor, values: Iterable[object], *, group: int, ahead: int
+    service: Service, values: Iterable[object], *, group: int, ahead: int
 ) -> Iterator[ModelAnswer]:
     """Yield the answers to ``values``.
 
     Args:
         service: What answers.
-        workers: Threads that prepare.
         values: Things to ask about; may be endless, and may wait for their own answers.
         group: Largest number of things that are handed on together.
         ahead: Number of things that may be asked before the first of their answers is taken.
@@ -92,39 +48,119 @@ def answers_in_order(
         InputError: Something cannot be read, or does not fit the model; in its turn.
         PipeEdgeError: The pipeline has failed.
     """
-    read: _Line[tuple[int, object]] = _Line(2 * group)
-    prepared: _Line[Future[_Prepared]] = _Line(read_threads() + 1)
-    asked: _Line[PendingAnswers] = _Line(max(1, ahead // group))
-
-    def ask() -> Iterator[PendingAnswers]:
-        for futures in prepared.groups(1):
-            ready = futures[0].result()
-            if ready.items:
-                yield service.queue.submit(ready.items, block=True)
-            if ready.failed is not None:
-                raise ready.failed.error
-
-    read.fill(enumerate(values))
-    prepared.fill(workers.submit(_prepared, service, some) for some in read.groups(group))
-    asked.fill(ask())
+    questions = _Questions(service, group, ahead)
+    threading.Thread(target=questions.read, args=(values,), name="read", daemon=True).start()
+    for number in range(read_threads()):
+        threading.Thread(target=questions.ask, name=f"ask {number}", daemon=True).start()
     try:
-        for several in asked.groups(1):
-            yield from several[0]
+        while (several := questions.asked.get()) is not None:
+            if isinstance(several, _Failed):
+                raise several.error
+            yield from several
     finally:
-        for line in (read, prepared, asked):
-            line.close()
+        questions.close()
 
 
-def _prepared(service: Service, numbered: list[tuple[int, object]]) -> _Prepared:
-    """Return the items of a group."""
+class _Questions:
+    """Values on their way into the queue, through one thread that reads and some that ask.
+
+    Args:
+        service: What answers.
+        group: Largest number of values that are handed on together.
+        ahead: Number of values that may be asked before the first of their answers is taken.
+    """
+
+    def __init__(self, service: Service, group: int, ahead: int) -> None:
+        self.asked: Channel[PendingAnswers | _Failed] = Channel(max(1, ahead // group))
+        """The answers to come to each group, in order."""
+        self._service = service
+        self._group = group
+        self._values: Channel[object] = Channel(2 * group)
+        self._taking = threading.Lock()
+        self._taken = 0
+        """Number of values that some thread has taken."""
+        self._turn = threading.Condition(threading.Lock())
+        self._done = 0
+        """Number of values that were asked about."""
+        self._closed = False
+
+    def read(self, values: Iterable[object]) -> None:
+        """Read ``values``, which may block or raise."""
+        with suppress(Closed):
+            try:
+                for value in values:
+                    self._values.put(value)
+            except Closed:
+                raise
+            except BaseException as error:  # raised where the answers are taken
+                self._values.put(_Failed(error))
+            self._values.finish()
+
+    def ask(self) -> None:
+        """Take one group after the other, prepare it beside others, and ask about it in its turn."""
+        with suppress(Closed):
+            try:
+                while (taken := self._take())[1]:
+                    first, values = taken
+                    items, failed = _prepared(self._service, first, values)
+                    self._wait_for_turn(first)
+                    if items:
+                        self.asked.put(self._service.queue.submit(items, block=True))
+                    if failed is not None:
+                        raise failed.error
+                    self._end_turn(len(values))
+                self._wait_for_turn(taken[0])
+            except Closed:
+                raise
+            except BaseException as error:  # raised where the answers are taken
+                self.asked.put(_Failed(error))
+            self.asked.finish()
+
+    def close(self) -> None:
+        """Let all threads end."""
+        self._values.close()
+        self.asked.close()
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
+
+    def _take(self) -> tuple[int, list[object]]:
+        """Wait for values; return what is there, if anything will be, and the number of the first."""
+        with self._taking:
+            first, values = self._taken, self._values.get_waiting(self._group)
+            self._taken += len(values)
+        return first, values
+
+    def _wait_for_turn(self, first: int) -> None:
+        """Wait until all values before number ``first`` were asked about.
+
+        Raises:
+            Closed: That is no longer wanted.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._closed or self._done == first)
+            if self._closed:
+                raise Closed
+
+    def _end_turn(self, values: int) -> None:
+        with self._turn:
+            self._done += values
+            self._turn.notify_all()
+
+
+def _prepared(service: Service, first: int, values: list[object]) -> tuple[list[Item], _Failed | None]:
+    """Return the items of a group whose first value has number ``first``, up to the one that failed."""
+    failed = values[-1] if isinstance(values[-1], _Failed) else None
+    good = values if failed is None else values[:-1]
+    sources = [f"input[{number}]" for number in range(first, first + len(good))]
+    with suppress(InputError):  # then one after the other, to know which
+        together = service.preparation.together(good, sources)
+        if together is not None:
+            return together, failed
     items: list[Item] = []
-    sentences = [Sentence(each, f"input[{number}]") for number, each in numbered if isinstance(each, str)]
-    if len(sentences) == len(numbered) and service.model.takes_text:
-        with suppress(InputError):  # then one after the other, to know which
-            return _Prepared(service.preparation.sentences(sentences))
     try:
-        for number, value in numbered:
-            items.append(service.preparation.item(value, f"input[{number}]"))
+        for value, source in zip(good, sources, strict=True):
+            items.append(service.preparation.item(value, source))
     except BaseException as error:  # raised in its turn
-        return _Prepared(items, _Failed(error))
-    return _Prepared(items)
+        return items, _Failed(error)
+    return items, failed

@@ -13,11 +13,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from pipeedge.api.answering import answers_in_order
 from pipeedge.api.ranks import LocalRanks
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.machine import processors
-from pipeedge.data import DataEnds, read_threads
+from pipeedge.data import DataEnds
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
 from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
@@ -53,7 +53,6 @@ Input: TypeAlias = str | tuple[str, str] | Path | bytes | Image.Image | Array | 
 """One thing to ask about: a sentence or a pair of them; an image as a path, the bytes of a file, a Pillow
 image, or an array; or arrays by the names of the model's inputs.
 """
-_Part = TypeVar("_Part")
 
 _IMAGE_DIMENSIONS = 3
 
@@ -118,7 +117,6 @@ class Pipeline:
         self._stack = ExitStack()
         self._ended: Future[None] = Future()
         self._service: Service | None = None
-        self._workers: ThreadPoolExecutor | None = None
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -145,7 +143,6 @@ class Pipeline:
             queue.abandon()
             self._stack.__exit__(*sys.exc_info())
             raise
-        self._workers = self._stack.enter_context(ThreadPoolExecutor(read_threads(), "prepare"))
         return self
 
     def _start_ranks(self) -> None:
@@ -204,7 +201,7 @@ class Pipeline:
     @property
     def model(self) -> Model:
         """The model."""
-        return self._opened(self._service).model
+        return self._running().model
 
     def submit(self, value: Input, *, timeout_s: float | None = None) -> Future[ModelAnswer]:
         """Ask about one thing, and return the future answer; cancel it to give the question up.
@@ -217,7 +214,7 @@ class Pipeline:
             InputError: It cannot be read, or does not fit the model.
             EndedError: The pipeline has ended.
         """
-        service = self._opened(self._service)
+        service = self._running()
         item = service.preparation.item(value)
         return service.queue.submit([item], timeout_s=timeout_s, block=True).future()
 
@@ -239,17 +236,16 @@ class Pipeline:
         if _is_one(inputs):
             return self.submit(inputs).result()  # type: ignore[arg-type]
         return answers_in_order(
-            self._opened(self._service),
-            self._opened(self._workers),
+            self._running(),
             inputs,  # type: ignore[arg-type]
             group=min(4 * self._request.microbatch_size, self._max_waiting),
             ahead=self._max_waiting,
         )
 
-    def _opened(self, part: _Part | None) -> _Part:
-        if part is None:
+    def _running(self) -> Service:
+        if self._service is None:
             raise EndedError("the pipeline is not running: use it in a with statement")
-        return part
+        return self._service
 
 
 def _is_one(inputs: object) -> bool:

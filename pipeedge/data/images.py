@@ -64,8 +64,12 @@ class ImageTransform(Protocol):
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32."""
 
-    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
-        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels]."""
+    def encode_arrays(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for each image of one size, [items, channels, height, width].
+
+        Args:
+            pixels: uint8 [items, height, width] or [items, height, width, channels].
+        """
 
 
 @dataclass(frozen=True)
@@ -97,12 +101,12 @@ class ImageSizes:
             np.array(pixels.transpose(2, 0, 1), order="C")
         )  # copied, because Pillow's memory is read-only
 
-    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
-        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels]."""
-        channels = pixels.shape[2] if pixels.ndim == 3 else 1
-        if not self.resize == self.crop == pixels.shape[:2] or channels != self.channels:
-            return self.encode(Image.fromarray(np.ascontiguousarray(pixels)))
-        planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    def encode_arrays(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for each of uint8 [items, height, width] or with channels last."""
+        channels = pixels.shape[3] if pixels.ndim == 4 else 1
+        if not self.resize == self.crop == pixels.shape[1:3] or channels != self.channels:
+            return _encoded_each(self, pixels)
+        planes = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
         return torch.from_numpy(np.array(planes, order="C"))
 
 
@@ -165,15 +169,13 @@ class DirectoryTransform:
             return self.sizes.encode(image)
         return self._encode(image, **(_SIZES_ONLY if self.table is not None else {}))
 
-    def encode_array(self, pixels: np.ndarray) -> torch.Tensor:
-        """Return what ``encode`` does for uint8 [height, width] or [height, width, channels].
+    def encode_arrays(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return what ``encode`` does for uint8 [items, height, width] or [items, height, width, channels].
 
         Raises:
             InputError: The result has another shape than the model takes.
         """
-        if self.sizes is not None:
-            return self.sizes.encode_array(pixels)
-        return self.encode(Image.fromarray(np.ascontiguousarray(pixels)))
+        return _encoded_each(self, pixels) if self.sizes is None else self.sizes.encode_arrays(pixels)
 
     def with_table(self) -> DirectoryTransform:
         """Return a copy that uses a table, and sizes, if they give the same bits; else self."""
@@ -232,6 +234,10 @@ class DirectoryTransform:
             grey = np.asarray(picture)[:, :, None]
             return self.processor(grey, return_tensors="np", input_data_format="channels_last", **options)
         return self.processor(picture, return_tensors="np", **options)
+
+
+def _encoded_each(transform: ImageSizes | DirectoryTransform, pixels: np.ndarray) -> torch.Tensor:
+    return torch.stack([transform.encode(Image.fromarray(np.ascontiguousarray(each))) for each in pixels])
 
 
 def transformed(transform: ImageTransform, image: Image.Image) -> torch.Tensor:

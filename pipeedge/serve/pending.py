@@ -73,7 +73,12 @@ class PendingAnswers:
         Raises:
             PipeEdgeError: An item has none.
         """
-        return map(self.__getitem__, range(len(self)))
+        for place, found in enumerate(self._found):  # each is looked at in its turn, when it may be there
+            if found is None:
+                found = self._wait(place)
+            if isinstance(found, PipeEdgeError):
+                raise found
+            yield ModelAnswer(found, self._class_names)
 
     def _wait(self, place: int) -> Found:
         with self._changed:

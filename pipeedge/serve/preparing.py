@@ -160,8 +160,32 @@ class Preparation:
         if isinstance(value, Image.Image):
             return self._picture(eight_bit(value, source), source)
         if isinstance(value, np.ndarray | torch.Tensor):
-            return self._array(np.asarray(value), source)
+            array = np.asarray(value)
+            if array.dtype == np.uint8:
+                return self._images(array[None], [source])[0]
+            return self.arrays({PIXELS: array[None]}, source)[0]
         raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes images")
+
+    def together(self, values: Sequence[Any], sources: Sequence[str]) -> list[Item] | None:
+        """Return the items for values that take a fraction of the time together, or None for others.
+
+        These are sentences, and uint8 arrays of one shape.
+
+        Args:
+            values: What ``item`` takes.
+            sources: What messages call each.
+
+        Raises:
+            InputError: One of them cannot be read, or does not fit the model.
+        """
+        kinds = set(map(type, values))
+        if kinds == {str} and self._tokenizer is not None:
+            return self.sentences(list(map(Sentence, values, sources)))
+        if kinds == {np.ndarray} and self._tokenizer is None:
+            shape, dtype = values[0].shape, values[0].dtype
+            if dtype == np.uint8 and shape and all(v.shape == shape and v.dtype == dtype for v in values):
+                return self._images(np.concatenate(values).reshape(len(values), *shape), sources)
+        return None
 
     def sentence(
         self,
@@ -239,25 +263,25 @@ class Preparation:
     def _picture(self, picture: Image.Image, source: str) -> Item:
         if self._transform is None:
             raise InputError(f"{source}: an image; {self._model.name} takes sentences")
-        return self._encoded(self._transform, self._transform.encode(picture), source)
+        return self._encoded(self._transform, self._transform.encode(picture)[None], [source])[0]
 
-    def _encoded(self, transform: ImageTransform, pixels: torch.Tensor, source: str) -> Item:
+    def _encoded(self, transform: ImageTransform, pixels: torch.Tensor, sources: Sequence[str]) -> list[Item]:
         if self.pixels is None and transform.table is not None:
-            pixels = transform.table.look_up(pixels[None])[0]
-        return Item((pixels,), None, source)
+            pixels = transform.table.look_up(pixels)
+        return [Item((each,), None, source) for each, source in zip(pixels.unbind(), sources, strict=True)]
 
-    def _array(self, array: np.ndarray, source: str) -> Item:
-        if array.dtype != np.uint8:
-            return self.arrays({PIXELS: array[None]}, source)[0]
-        if array.ndim == 3 and array.shape[2] == 1:
-            array = array[:, :, 0]
-        if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+    def _images(self, images: np.ndarray, sources: Sequence[str]) -> list[Item]:
+        """Return the items for images of one size, uint8 [items, ...]."""
+        if images.ndim == 4 and images.shape[3] == 1:
+            images = images[:, :, :, 0]
+        if images.ndim != 3 and not (images.ndim == 4 and images.shape[3] in (3, 4)):
             raise InputError(
-                f"{source}: uint8 {list(array.shape)}; an image is [height, width], or that with channels"
+                f"{sources[0]}: uint8 {list(images.shape[1:])}; an image is [height, width], or that with "
+                "channels"
             )
         if self._transform is None:
-            raise InputError(f"{source}: an image; {self._model.name} takes sentences")
-        return self._encoded(self._transform, self._transform.encode_array(array), source)
+            raise InputError(f"{sources[0]}: an image; {self._model.name} takes sentences")
+        return self._encoded(self._transform, self._transform.encode_arrays(images), sources)
 
     def _in_bytes(self, item: Item, table: PixelTable) -> Item:
         """Return an item of pixel values as the bytes that stand for them.

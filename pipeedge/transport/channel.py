@@ -41,7 +41,8 @@ class Channel(Generic[T]):
             if self._closed or self._finished:
                 raise Closed
             self._values.append(value)
-            self._changed.notify_all()
+            if len(self._values) == 1:  # else nobody waits for one
+                self._changed.notify_all()
 
     def get(self) -> T | None:
         """Return the oldest value, or None once the channel is finished and empty; blocks while empty.
@@ -64,8 +65,10 @@ class Channel(Generic[T]):
                 self._changed.wait()
             if self._closed:
                 raise Closed
+            was_full = len(self._values) == self._capacity
             values = [self._values.popleft() for _ in range(min(most, len(self._values)))]
-            self._changed.notify_all()
+            if was_full:  # else nobody waits for room
+                self._changed.notify_all()
             return values
 
     @property
