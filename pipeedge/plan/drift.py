@@ -170,20 +170,28 @@ class Drift(Generic[_Key]):
 
     def moved(self) -> dict[_Key, float]:
         """Return the numbers that have moved, as multiples of what was expected."""
-        now = self.settled()
+        now = self.measured()
         return {key: now[key] / self._expected.get(key, 1.0) for key in self._duration}
 
+    def measured(self) -> dict[_Key, float]:
+        """Return each number as far as it is known; one that has just moved is that of the latest windows."""
+        found = dict(self._expected)
+        for key, values in self._latest.items():
+            latest = list(values)
+            moves = self._off(key) == WINDOWS
+            found[key] = statistics.median(latest[-WINDOWS:]) if moves else _middle(latest)
+        return found
+
     def settled(self) -> dict[_Key, float]:
-        """Return each number as far as it is known; one that has just moved is that of the latest windows.
+        """Return each number to plan for.
 
         Those that are near to what was expected are what was expected, so that equal hosts stay equal.
         """
-        found = dict(self._expected)
-        for key, values in self._latest.items():
-            expected, latest = self._expected.get(key, 1.0), list(values)
-            moves = self._off(key) == WINDOWS
-            middle = statistics.median(latest[-WINDOWS:]) if moves else _middle(latest)
-            found[key] = expected if expected / _NEAR < middle < expected * _NEAR else middle
+        found = self.measured()
+        for key, value in found.items():
+            expected = self._expected.get(key, 1.0)
+            if expected / _NEAR < value < expected * _NEAR:
+                found[key] = expected
         return found
 
 

@@ -180,14 +180,12 @@ class LivePlanning:
     @property
     def expected(self) -> Conditions:
         """Conditions to plan for. They are known after the first window."""
-        common = self._history[-1][0].common
-        known = {key: value * common for key, value in self._known().items()}
-        return _conditions(known, common)
+        return self._absolute(self._known(self._drift.settled()))
 
     # -- details ----------------------------------------------------------------------------------
 
     def _restart(self, present: Placing) -> None:
-        self._drift.expect(self._known())
+        self._drift.expect(self._known(self._drift.settled()))
         self._present = present
         self._back = None
         self._of_present.clear()
@@ -223,10 +221,14 @@ class LivePlanning:
         if found is not None and found not in self._candidates:
             self._candidates.append(found)
 
-    def _known(self) -> dict[_Key, float]:
+    def _absolute(self, known: Mapping[_Key, float]) -> Conditions:
+        """Return the conditions of hosts and links whose slowness relative to the common one is known."""
+        common = self._history[-1][0].common
+        return _conditions({key: value * common for key, value in known.items()}, common)
+
+    def _known(self, known: Mapping[_Key, float]) -> dict[_Key, float]:
         """Return what is known of hosts and links, without what was seen too long ago."""
         oldest = self._windows - self._memory()
-        known = self._drift.settled()
         return {key: value for key, value in known.items() if self._seen_at.get(key, oldest) > oldest}
 
     def _recent(self, windows: int) -> Iterator[Conditions]:
@@ -236,7 +238,7 @@ class LivePlanning:
         What was seen last of a host whose load comes and goes would make it look slow, or quick, throughout.
         """
         latest = list(self._history)[-windows:]
-        known = {**self._known(), **_mean_slowness([seen for seen, _ in latest])}
+        known = {**self._known(self._drift.settled()), **_mean_slowness([seen for seen, _ in latest])}
         for seen, _ in latest:
             rest = _conditions({key: value * seen.common for key, value in known.items()}, seen.common)
             yield dataclasses.replace(
@@ -254,13 +256,19 @@ class LivePlanning:
         """Return for how many windows it is believed that a host without a stage is as it was."""
         return min(_KEPT, _LOOKED << self._recent_changes())
 
+    @property
+    def _measured(self) -> Conditions:
+        """Conditions of the latest windows."""
+        return self._absolute(self._known(self._drift.measured()))
+
     def _throughput(self, stages: Placing, windows: int) -> float:
         """Return the microbatches per second that stages allow under the latest conditions.
 
         In many windows together, that is their mean. Of a few windows, the first may only in part have the
-        conditions of the others, so that their median counts.
+        conditions of the others, so that their median counts. What has hardly moved counts as measured here:
+        that two hosts are planned as equals does not make them equally fast.
         """
-        seen = list(self._recent(windows)) if windows > WINDOWS else [self.expected]
+        seen = list(self._recent(windows)) if windows > WINDOWS else [self._measured]
         return statistics.fmean(1 / period_s(self._problem, stages, one) for one in seen)
 
     def _is_limit(self, least: float = _LIMITED) -> bool:

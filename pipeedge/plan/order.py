@@ -5,8 +5,17 @@
     kept      a: 1-14   b: 15-27  c: 28-34  d: 35-48
 
 The scheduler may return any of the schedules with the shortest period. In that with the hosts in their order,
-less has to be loaded, and less lies between the last microbatch of one plan and the first of the other: that
-one has to pass the stages that follow the slowest, which the former has passed already.
+less has to be loaded, and less lies between the last result of one plan and the first of the other.
+
+A host that joins makes the way longer. At the end of the schedule, it gets the first new microbatch
+only when all others have computed the old plan: where three equal hosts become four, its result comes
+1.5 periods after the last one. A new host that is the second stage computes meanwhile, and it is one period:
+
+    a  oooonnn                   a  oooonnn                    o  last microbatch of the present schedule
+    b      oooonnn               d         nnn                 n  first one of the new schedule
+    c          oooonnn           b      oooo  nnn
+    d                 nnn        c          oooo nnn           the period is 4
+                   |----| 6                     |--| 4
 """
 
 from __future__ import annotations
@@ -15,13 +24,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.beside import fits_beside, host_loads
-from pipeedge.plan.conditions import PlacedStage, held_bytes, period_s, stage_seconds
+from pipeedge.plan.conditions import PlacedStage, held_bytes, link_seconds, period_s, stage_seconds
 from pipeedge.plan.problem import Problem
 
-__all__ = ["in_present_order"]
+__all__ = ["handover_s", "in_present_order"]
 
 _SLOWER = 1.02
 """Largest ratio of the period to that of the schedule that was found."""
+_UNNOTICED = 1.1
+"""Periods between two results up to which a shorter time is worth nothing."""
 
 
 def in_present_order(
@@ -29,8 +40,9 @@ def in_present_order(
 ) -> tuple[PlacedStage, ...]:
     """Return a schedule about as fast as ``found`` that keeps its hosts in the order that they have.
 
-    A host that is new stands where the least has to be loaded. Where no such schedule is fast enough, or bits
-    were chosen for the links of ``found``, that is returned as it is.
+    A host that is new stands where the first result comes soonest after the last of the present schedule
+    and, if that makes no difference, where the least has to be loaded. Where no such schedule is fast
+    enough, or bits were chosen for the links of ``found``, that is returned as it is.
 
     Args:
         problem: the hosts with their measured times.
@@ -42,15 +54,45 @@ def in_present_order(
         return best
     limit_s = _SLOWER * period_s(problem, found)
     held = {stage.host: stage for stage in present}
-    least = _loads(problem, present, found)
+    least = _costs(problem, present, found)
     for hosts in _orders([stage.host for stage in present], [stage.host for stage in found]):
         stages = _cut(problem, held, hosts, limit_s)
         if stages is None or period_s(problem, stages) > limit_s or not fits_beside(problem, present, stages):
             continue
-        loads = _loads(problem, present, stages)
-        if loads < least:
-            best, least = stages, loads
+        costs = _costs(problem, present, stages)
+        if costs < least:
+            best, least = stages, costs
     return best
+
+
+def handover_s(problem: Problem, present: Sequence[PlacedStage], wanted: Sequence[PlacedStage]) -> float:
+    """Return the seconds between the last result of a schedule and the first of that which takes over.
+
+    A host computes what there is of the present schedule first. That nothing waits before its stages is the
+    worst case: microbatches that wait leave time to the first one of the other schedule.
+
+    Args:
+        problem: the hosts with their measured times.
+        present: schedule that runs.
+        wanted: schedule that takes over.
+    """
+    free_s: dict[str, float] = {}  # when each host has computed all of the present schedule
+    last_s = 0.0
+    for stage, after in _with_next(present):
+        last_s += stage_seconds(problem, stage)
+        free_s[stage.host] = last_s
+        last_s += link_seconds(problem, stage, after)
+    first_s = 0.0
+    for stage, after in _with_next(wanted):
+        first_s = max(first_s, free_s.get(stage.host, 0.0)) + stage_seconds(problem, stage)
+        first_s += link_seconds(problem, stage, after)
+    return first_s - last_s
+
+
+def _with_next(stages: Sequence[PlacedStage]) -> Iterator[tuple[PlacedStage, str]]:
+    """Yield each stage with the host that follows it; nothing is sent after the last."""
+    hosts = [stage.host for stage in stages]
+    yield from zip(stages, [*hosts[1:], hosts[-1]], strict=True)
 
 
 def _orders(present: Sequence[str], found: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -63,12 +105,19 @@ def _orders(present: Sequence[str], found: Sequence[str]) -> Iterator[tuple[str,
         yield (*kept[:place], *new, *kept[place:])
 
 
-def _loads(
+def _costs(
     problem: Problem, present: Sequence[PlacedStage], stages: Sequence[PlacedStage]
-) -> tuple[float, float]:
-    """Return the bytes that the host with the most to load has to load, and those of all together."""
+) -> tuple[float, float, float]:
+    """Return what a change to other stages costs, the most important first.
+
+    That is the time without a result, as far as it is noticed, the bytes that the host with the most to load
+    has to load, and those of all together.
+    """
     loads = list(host_loads(problem, present, stages))
-    return max(loads), sum(loads)
+    gap_s = 0.0
+    if all(stage.host in problem.hosts for stage in present):  # otherwise the run is about to fail
+        gap_s = max(_UNNOTICED * period_s(problem, present), handover_s(problem, present, stages))
+    return gap_s, max(loads), sum(loads)
 
 
 def _cut(

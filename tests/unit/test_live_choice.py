@@ -109,6 +109,7 @@ def test_what_is_near_to_what_was_expected_stays_what_it_was() -> None:
     for value in (1.45, 1.6, 1.4):
         drift.add({"steady": value, "slow": 2.0})
     assert drift.settled() == {"steady": 1.5, "gone": 3.0, "slow": 2.0}
+    assert drift.measured() == {"steady": pytest.approx(4.45 / 3), "gone": 3.0, "slow": 2.0}
     assert drift.moved() == {"slow": 2.0}
 
 
@@ -297,6 +298,25 @@ def test_the_measured_gain_leaves_out_the_window_in_which_a_host_became_slow(par
     assert gain is not None
     assert gain.measured == pytest.approx(items_per_s([after]) / items_per_s([slow]) - 1)
     assert gain.measured == pytest.approx(gain.predicted, abs=0.05)
+
+
+@settings(max_examples=20, derandomize=True)
+@given(st.lists(st.floats(0.92, 1.08), min_size=2, max_size=4), st.floats(1.8, 3.0))
+def test_the_predicted_gain_counts_hosts_as_fast_as_they_are(near: list[float], slow: float) -> None:
+    """Though hosts that are almost as fast as planned are planned as equals."""
+    hosts = {f"h{number}": one for number, one in enumerate([slow, *near])}
+    cluster = LiveCluster(problem_of(len(hosts), 48), lambda now_s, host: hosts[host])
+    before = cluster.present
+    figures = tuple(
+        StageFigures(hosts[one.host] * 0.01 * len(one.layers) / cluster.problem.batch_size) for one in before
+    )
+    window = WorkWindow(0, 0.0, 100.0, round(100 * cluster.rate(before, hosts)), figures)
+    there = frozenset(cluster.hosts)
+    proposals = [cluster.planning.take(window, before, there, None) for _ in range(WINDOWS)]
+    proposal = proposals[-1]
+    assert proposal is not None
+    gain = cluster.rate(proposal.stages, hosts) / cluster.rate(before, hosts) - 1
+    assert proposal.gain == pytest.approx(gain)
 
 
 def exact_window(problem: Problem, stages: Placing, slow: float = 1.0) -> WorkWindow:
