@@ -26,7 +26,7 @@ models     pooling architecture hub_config shapes weights.names family
            weights.locating weights.comparing cuts pooling_files image_size outline known registry
            activations words dtypes linear int8_passes int8_kernels int8 kernels progress
            weights.random_weights weights.mapping
-           rotary attention layers.parts layers.positions
+           rotary attention layers.parts layers.patches layers.positions
            layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
            layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
            layers.catalogue

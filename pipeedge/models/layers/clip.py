@@ -9,6 +9,7 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import DistanceBias, MaskBias, norm
 from pipeedge.models.families.clip import ClipTextOptions
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.patches import PatchEmbedding
 from pipeedge.models.layers.positions import placed
 from pipeedge.models.layers.vit import pre_norm_part
 from pipeedge.models.linear import Linear
@@ -26,8 +27,7 @@ class ClipImageEmbeddings(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         hidden, image = architecture.hidden, architecture.image
-        patch = image.patch_size
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, bias=False, device="meta")
+        self.patch = PatchEmbedding(image, hidden, bias=False)
         self.cls_token = nn.Parameter(torch.empty(hidden, device="meta"))
         self.position = nn.Parameter(torch.empty(image.trained_tokens, hidden, device="meta"))
         self.image = image
@@ -35,7 +35,7 @@ class ClipImageEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        patches = self.patch(pixel_values)
         first = self.cls_token.expand(patches.shape[0], 1, -1)
         positions = placed(self.position, self.image)
         return (self.norm(torch.cat([first, patches], dim=1).add_(positions)),)

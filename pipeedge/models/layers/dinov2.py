@@ -12,6 +12,7 @@ from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.attention import norm
 from pipeedge.models.families.dinov2 import DinoOptions
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.patches import PatchEmbedding
 from pipeedge.models.layers.positions import placed
 from pipeedge.models.layers.vit import ViTAttention, ViTExpansion
 from pipeedge.models.linear import Linear
@@ -25,9 +26,8 @@ class InterpolatedEmbeddings(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         hidden, image, options = architecture.hidden, architecture.image, architecture.own(DinoOptions)
-        patch = image.patch_size
         self.image, self.antialias = image, options.antialias
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
+        self.patch = PatchEmbedding(image, hidden)
         self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
         placed_tokens = 1 + math.prod(image.trained_grid)
         self.position = nn.Parameter(torch.empty(1, placed_tokens, hidden, device="meta"))
@@ -36,7 +36,7 @@ class InterpolatedEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        patches = self.patch(pixel_values)
         items = len(patches)
         position = placed(self.position, self.image, antialias=self.antialias)
         first = (self.cls_token + position[:, :1]).expand(items, -1, -1)

@@ -12,6 +12,7 @@ from pipeedge.models.attention import attend, norm
 from pipeedge.models.families.dinov3 import Dinov3Options
 from pipeedge.models.layers.dinov2 import GatedExpansion, ScaledContraction, ScaledProjection
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.patches import PatchEmbedding
 from pipeedge.models.layers.vit import ViTExpansion
 from pipeedge.models.linear import Linear
 from pipeedge.models.rotary import Rotation
@@ -26,16 +27,14 @@ class UnplacedEmbeddings(nn.Module):
         super().__init__()
         hidden, image = architecture.hidden, architecture.image
         registers = architecture.own(Dinov3Options).registers
-        self.patch = nn.Conv2d(
-            image.channels, hidden, image.patch_size, stride=image.patch_size, device="meta"
-        )
+        self.patch = PatchEmbedding(image, hidden)
         self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
         tokens = torch.empty(1, registers, hidden, device="meta")
         self.registers = nn.Parameter(tokens) if registers else None
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.cls_token.dtype)).flatten(2).transpose(1, 2)
+        patches = self.patch(pixel_values)
         tokens = (self.cls_token,) if self.registers is None else (self.cls_token, self.registers)
         return (torch.cat([*(each.expand(len(patches), -1, -1) for each in tokens), patches], dim=1),)
 

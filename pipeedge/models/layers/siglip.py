@@ -10,6 +10,7 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import MaskBias, norm
 from pipeedge.models.layers.clip import PlainTextEmbeddings
 from pipeedge.models.layers.parts import FamilyLayers
+from pipeedge.models.layers.patches import PatchEmbedding
 from pipeedge.models.layers.positions import placed
 from pipeedge.models.layers.vit import pre_norm_part
 from pipeedge.models.linear import Linear
@@ -23,14 +24,13 @@ class PatchEmbeddings(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         hidden, image = architecture.hidden, architecture.image
-        patch = image.patch_size
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
+        self.patch = PatchEmbedding(image, hidden)
         self.position = nn.Parameter(torch.empty(image.trained_tokens, hidden, device="meta"))
         self.image = image
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        patches = self.patch(pixel_values)
         return (patches.contiguous().add_(placed(self.position, self.image)),)
 
 

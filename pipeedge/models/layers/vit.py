@@ -9,6 +9,7 @@ from pipeedge.models.activations import ACTIVATIONS
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.attention import Bias, attend, norm
 from pipeedge.models.layers.parts import FamilyLayers, cycle
+from pipeedge.models.layers.patches import PatchEmbedding
 from pipeedge.models.layers.positions import placed
 from pipeedge.models.linear import Linear
 
@@ -22,8 +23,7 @@ class ImageEmbeddings(nn.Module):
         super().__init__()
         hidden = architecture.hidden
         image = architecture.image
-        patch = image.patch_size
-        self.patch = nn.Conv2d(image.channels, hidden, patch, stride=patch, device="meta")
+        self.patch = PatchEmbedding(image, hidden)
         self.cls_token = nn.Parameter(torch.empty(1, 1, hidden, device="meta"))
         self.position = nn.Parameter(torch.empty(1, image.trained_tokens, hidden, device="meta"))
         self.image = image
@@ -34,7 +34,7 @@ class ImageEmbeddings(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor]:
         """Embed [N, C, height, width] -> [N, T, D]."""
-        patches = self.patch(pixel_values.to(self.position.dtype)).flatten(2).transpose(1, 2)
+        patches = self.patch(pixel_values)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in self.prefix()]
         return (torch.cat([*prefix, patches], dim=1).add_(placed(self.position, self.image)),)
 
