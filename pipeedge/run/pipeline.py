@@ -33,13 +33,13 @@ from pipeedge.request.config import RunRequest
 from pipeedge.run.context import OpenEnds, RankContext, Transports, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.epochs import take_turns
+from pipeedge.run.loading import load_stage
 from pipeedge.run.outcome import finish
 from pipeedge.run.parts import Attempt, open_monitor
 from pipeedge.run.phases import (
     agree,
     connect,
     leave,
-    load_stage,
     open_parts,
     prepare,
     results_kept,

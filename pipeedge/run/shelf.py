@@ -21,7 +21,7 @@ import torch
 from pipeedge.base.pacing import SlowedWork
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.phases import load_stage
+from pipeedge.run.loading import load_stage
 
 if TYPE_CHECKING:
     from pipeedge.run.stage_part import LoadedStage

@@ -50,8 +50,8 @@ report     agreement document saved charts gantt epochs run_report bottleneck co
 serve      batching answers preparing pending flights backlog requests service watching figures bodies
            description reference tensors replies gate asking routes inference pages application server serving
 run        activity worker stage under_way reading held_out data_rank context links stage_part resuming
-           data_part parts replanning decision live_planning phases reporting outcome shelf epoch_log epochs
-           pipeline preview main __main__
+           data_part parts loading replanning decision live_planning phases reporting outcome shelf epoch_log
+           epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
            data_work transport_costs converting products synthetic display job power layer_work
            dtype_agreement sensitivity session main
