@@ -23,6 +23,10 @@ TORCH_INDEX ?=
 .PHONY: help setup demo test lint types native pytest bench bench-training bench-cluster clean
 .DELETE_ON_ERROR:
 
+# Where the environment tells Python to keep no bytecode, as images of containers do, each of the many processes
+# of the tests would compile what it imports anew.
+export PYTHONDONTWRITEBYTECODE =
+
 bin := $(VENV)/bin
 python := $(bin)/python
 ready := $(VENV)/.pipeedge-ready

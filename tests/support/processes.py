@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import runpy
 import signal
@@ -28,6 +29,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import psutil
+import pytest
 import torch
 from networks import enter
 from places import ROOT
@@ -38,12 +40,6 @@ from pipeedge.control.messages import Complete
 from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
-PRELOADED = (
-    *("pipeedge.auction.main", "pipeedge.doctor.examine", "pipeedge.run.main", "pipeedge.run.pipeline"),
-    *("pipeedge.run.preview", "pipeedge.run.reporting", "pipeedge.observe.live", "pipeedge.base.console"),
-    *("pipeedge.train.main", "pipeedge.train.session", "pipeedge.transport.rpc"),
-)
-"""Modules that the server of a test process imports before it forks programs."""
 DEADLINE_S = 60.0
 NO_KEY = "links and control are open"
 """Part of what rank 0 says, where a run has no key, on any network but the loopback."""
@@ -128,10 +124,17 @@ class _Forked:
 
 
 def fork_server() -> multiprocessing.context.ForkServerContext:
-    """Return the context of processes that are forked with torch imported."""
+    """Return the context of processes that are forked with the modules of ``preloaded.py`` imported."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload(["preloaded"])
+    with _starting, pytest.MonkeyPatch.context() as patch:
+        # The server of Python 3.11 is not told where its parent looks for modules.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        multiprocessing.forkserver.ensure_running()
     return context
+
+
+_starting = threading.Lock()
 
 
 def _become(
@@ -372,8 +375,8 @@ class World(Programs):
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a rank: one thread, no network, and no variables of torchrun."""
-    launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK")
+    """Return the environment of a rank: one thread, no network, no variables of torchrun or of the server."""
+    launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "PYTHONPATH")
     dropped = (*launcher, "ADAPTIVE_QUANT", "SEND_CONSTRAINT", "WINDOW_SIZE", "TORCH_CPP_LOG_LEVEL")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
