@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 from collections.abc import Iterator
@@ -34,44 +35,70 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
-@contextlib.contextmanager
-def visited(browser: Any, url: str, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
-    """Open a page, which must cause no errors, and no requests to anybody else."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page, complaints = context.new_page(), []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-    page.on(
-        "request", lambda request: None if request.url.startswith(url) else complaints.append(request.url)
-    )
-    page.goto(url)
-    yield page
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[Any]:
+    """Return a tab that all tests use, one after the other: the browser starts processes for each anew."""
+    context = browser.new_context()
+    yield context.new_page()
     context.close()
+
+
+@contextlib.contextmanager
+def visited(tab: Any, url: str, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """Open a page, which must cause no errors, and no requests to anybody else."""
+    complaints: list[str] = []
+
+    def check(request: Any) -> None:
+        if not request.url.startswith(url):
+            complaints.append(request.url)
+
+    def dismiss(dialog: Any) -> None:
+        complaints.append(dialog.message)
+        dialog.dismiss()
+
+    listeners = {
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+        "dialog": dismiss,
+        "request": check,
+    }
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=scheme)
+    for event, listener in listeners.items():
+        tab.on(event, listener)
+    try:
+        tab.goto(url)
+        yield tab
+    finally:
+        for event, listener in listeners.items():
+            tab.remove_listener(event, listener)
+        tab.mouse.move(0, 0)
+        tab.goto("about:blank")  # what this page still asks for is not the next one's
     assert [line for line in complaints if "status of 400" not in line] == []
 
 
 @contextlib.contextmanager
-def opened(
-    browser: Any, html: str, tmp_path: Path, width: int = 1280, scheme: str = "light"
-) -> Iterator[Any]:
+def opened(tab: Any, html: str, tmp_path: Path, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
     """Open a saved page, which must cause no requests at all."""
     file = tmp_path / "page.html"
     file.write_text(html, "utf-8")
-    with visited(browser, file.as_uri(), width, scheme) as page:
+    with visited(tab, file.as_uri(), width, scheme) as page:
         page.wait_for_selector("canvas[data-to]", state="attached")
         yield page
 
 
+@functools.cache
 def whole() -> str:
     return render_run(read_run(through_json(simulated_body([1.0, 1.6, 0.7], [0.2])), "run.json"))
 
 
+@functools.cache
 def recovered() -> str:
     body = simulated_body([1.0, 1.6, 0.7], [0.2]) | {"epochs": epochs_body(recovered_epochs())}
     return render_run(read_run(through_json(body), "run.json"))
 
 
+@functools.cache
 def both() -> str:
     run = read_run(through_json(simulated_body([1.0, 1.6])), "a rather long name of a report.json")
     return render_comparison(run, run)
@@ -80,8 +107,8 @@ def both() -> str:
 @pytest.mark.parametrize("make", [whole, recovered, both])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_overflows_the_page(make: Any, width: int, scheme: str, browser: Any, tmp_path: Path) -> None:
-    with opened(browser, make(), tmp_path, width, scheme) as page:
+def test_nothing_overflows_the_page(make: Any, width: int, scheme: str, tab: Any, tmp_path: Path) -> None:
+    with opened(tab, make(), tmp_path, width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         outside = page.evaluate(
             """width => [...document.querySelectorAll('main *')]
@@ -94,9 +121,9 @@ def test_nothing_overflows_the_page(make: Any, width: int, scheme: str, browser:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_flag_of_a_slow_link_stays_within_its_box(width: int, browser: Any, tmp_path: Path) -> None:
+def test_the_flag_of_a_slow_link_stays_within_its_box(width: int, tab: Any, tmp_path: Path) -> None:
     html = render_run(read_run(through_json(simulated_body([1.0] * 9, [3.0])), "run.json"))
-    with opened(browser, html, tmp_path, width) as page:
+    with opened(tab, html, tmp_path, width) as page:
         found = page.evaluate(
             """() => [...document.querySelectorAll('.flag')].map(e => {
                const [flag, box] = [e.getBoundingClientRect(), e.closest('.box').getBoundingClientRect()];
@@ -129,8 +156,8 @@ COLOURS = """() => [...document.querySelectorAll('main *')].filter(e => [...e.ch
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_enough_contrast(scheme: str, browser: Any, tmp_path: Path) -> None:
-    with opened(browser, whole(), tmp_path, scheme=scheme) as page:
+def test_text_has_enough_contrast(scheme: str, tab: Any, tmp_path: Path) -> None:
+    with opened(tab, whole(), tmp_path, scheme=scheme) as page:
         faint = [
             (text, round(contrast(ink, back), 1))
             for text, ink, back in page.evaluate(COLOURS)
@@ -139,8 +166,8 @@ def test_text_has_enough_contrast(scheme: str, browser: Any, tmp_path: Path) -> 
         assert faint == []
 
 
-def test_the_chart_is_zoomed_moved_and_reset(browser: Any, tmp_path: Path) -> None:
-    with opened(browser, whole(), tmp_path) as page:
+def test_the_chart_is_zoomed_moved_and_reset(tab: Any, tmp_path: Path) -> None:
+    with opened(tab, whole(), tmp_path) as page:
         canvas = page.locator("canvas")
 
         def shown() -> tuple[int, int]:
@@ -177,8 +204,8 @@ def test_the_chart_is_zoomed_moved_and_reset(browser: Any, tmp_path: Path) -> No
         assert "microbatch" in page.locator(".tip").inner_text()
 
 
-def test_the_canvas_shows_the_colour_of_what_was_done(browser: Any, tmp_path: Path) -> None:
-    with opened(browser, whole(), tmp_path) as page:
+def test_the_canvas_shows_the_colour_of_what_was_done(tab: Any, tmp_path: Path) -> None:
+    with opened(tab, whole(), tmp_path) as page:
         pixel = page.evaluate(
             """() => { const c = document.querySelector('canvas'), r = devicePixelRatio;
                const row = c.getContext('2d').getImageData(0, (24 + 4 + 2) * r, c.width, 1).data;
@@ -190,8 +217,8 @@ def test_the_canvas_shows_the_colour_of_what_was_done(browser: Any, tmp_path: Pa
         assert "213,94,0" in pixel  # waiting for the link: stage 1 is slow
 
 
-def test_the_time_without_a_new_result_is_marked(browser: Any, tmp_path: Path) -> None:
-    with opened(browser, recovered(), tmp_path) as page:
+def test_the_time_without_a_new_result_is_marked(tab: Any, tmp_path: Path) -> None:
+    with opened(tab, recovered(), tmp_path) as page:
         marked = page.evaluate(
             """() => { const c = document.querySelector('canvas'), r = devicePixelRatio;
                const row = c.getContext('2d').getImageData(0, (24 - 3) * r, c.width, 1).data;
@@ -203,10 +230,10 @@ def test_the_time_without_a_new_result_is_marked(browser: Any, tmp_path: Path) -
         assert marked > 10
 
 
-def test_report_text_is_not_executed(browser: Any, tmp_path: Path) -> None:
+def test_report_text_is_not_executed(tab: Any, tmp_path: Path) -> None:
     run = read_run(through_json(poisoned(simulated_body([1.0, 2.0]))), f"run{NASTY}.json")
     for html in (render_run(run), render_comparison(run, run)):
-        with opened(browser, html, tmp_path) as page:
+        with opened(tab, html, tmp_path) as page:
             assert page.locator("img").count() == 0
             assert json.dumps(NASTY[:20])[1:-1] in json.dumps(page.locator("h1, h2").all_inner_texts())
 
@@ -229,10 +256,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_a_sentence_is_tried_on_the_page(width: int, scheme: str, browser: Any, service: str) -> None:
+def test_a_sentence_is_tried_on_the_page(width: int, scheme: str, tab: Any, service: str) -> None:
     sentence = "the cat sat"
     expected = ask(int(service.split(":")[2].strip("/")), "POST", "/predict", {"inputs": sentence}).json
-    with visited(browser, service, width, scheme) as page:
+    with visited(tab, service, width, scheme) as page:
         page.get_by_label("A sentence").fill(sentence)
         page.get_by_role("button", name="Ask").click()
         page.wait_for_selector("#answer li")
@@ -256,8 +283,8 @@ def test_a_sentence_is_tried_on_the_page(width: int, scheme: str, browser: Any, 
         assert [text for text, ink, back in page.evaluate(COLOURS) if contrast(ink, back) < 4.5] == []
 
 
-def test_a_refusal_is_text_on_the_page(browser: Any, service: str) -> None:
-    with visited(browser, service) as page:
+def test_a_refusal_is_text_on_the_page(tab: Any, service: str) -> None:
+    with visited(tab, service) as page:
         page.get_by_label("A sentence").fill(f"{HOSTILE} " * 20)
         page.get_by_role("button", name="Ask").click()
         page.wait_for_selector("#answer > .failed")

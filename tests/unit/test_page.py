@@ -367,7 +367,7 @@ def test_a_whole_report_has_every_section() -> None:
 
 
 def test_missing_part_leaves_out_only_its_section() -> None:
-    whole = simulated_body([1.0, 2.0])
+    whole = simulated_body([1.0, 2.0], microbatches=4)
     for key in sorted(set(whole) - {"model", "schedule"}):
         body = {name: value for name, value in whole.items() if name != key}
         page = Page(render_run(read_run(through_json(body), "run.json")))
