@@ -401,7 +401,9 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
 
 FAKE_SSH = """#!/bin/sh
 # Runs the command here, as sshd would with the login shell there.
-while [ $# -gt 2 ]; do echo "$1" >> "$FAKE_SSH_LOG"; shift; done
+options=
+while [ $# -gt 2 ]; do options="$options $1"; shift; done
+echo "$options" >> "$FAKE_SSH_LOG"  # at once: another one may write beside it
 [ "$1" = unequipped ] && { echo "python: No module named pipeedge" >&2; exit 1; }
 [ "$1" = clumsy ] && { ${SHELL:-sh} -c "$2"; exit 3; }
 exec ${SHELL:-sh} -c "$2"
