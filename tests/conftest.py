@@ -23,6 +23,7 @@ from small_models import save_small_models
 if TYPE_CHECKING:
     from file_server import Site
     from runs import Inputs
+    from stored_weights import Saved
 
 # What is imported and collected lasts to the end: the collector of cycles would look through all of it for
 # nothing, over and over, in a third of the time that a worker needs until its first test.
@@ -94,6 +95,14 @@ def pytest_collection_finish() -> None:
 def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return Hugging Face directories of one small random model of each family."""
     return save_small_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Return a function that gives a small reference of a class, and its Hugging Face directory."""
+    from stored_weights import saved_in
+
+    return saved_in(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pipeedge.data.defaults import asset
 from pipeedge.models.families.deit import DEIT
 from pipeedge.models.families.vit import VIT
 from pipeedge.models.family import ImageDefaults
@@ -43,6 +44,12 @@ def vit(
     config = FakeConfig(image_size=(size, size), channels=channels, num_labels=1000)
     defaults = {"vit": VIT, "deit": DEIT}[family].image_defaults
     return FakeModel(f"local/{family}", False, ("pixel_values",), config, defaults, directory)
+
+
+def digits() -> FakeModel:
+    """Return a stand-in for the model in the package."""
+    model = vit(8, 1, directory=asset("vit-digits"))
+    return replace(model, config=replace(model.config, num_labels=10))
 
 
 def bert(vocab: int = 30522, max_positions: int = 512, *, directory: Path | None = None) -> FakeModel:
