@@ -58,8 +58,8 @@ class WaitingItem(NamedTuple):
 class Batcher:
     """The items that wait, and the choice among them.
 
-    No item was passed more often than an older one: what passes an item also passes all older ones. So the
-    youngest items of the microbatches that went furthest tell who must not be passed again.
+    An item has been passed by each microbatch whose youngest item is younger. So the youngest items of
+    microbatches are all that has to be kept, and no item was passed more often than an older one.
     """
 
     def __init__(self, limits: BatchLimits) -> None:

@@ -28,11 +28,11 @@ __all__ = ["Gate", "GateLimits", "read_keys"]
 _MAX_HEADERS = 100
 _MAX_HEADER_BYTES = 16 << 10
 _BODIES = 8
-"""Number of bodies of the largest size that may be held at a time."""
+"""Largest total size of the bodies in memory, as a multiple of the largest body."""
 _SLOW_START_S = 5.0
-"""Seconds of a body for which it may come at any rate."""
+"""Seconds at the beginning of a body during which it may come at any rate."""
 _LEAST_BYTES_PER_S = 4096
-"""Bytes a second that must come of a body after that."""
+"""Smallest rate of a body after that, in bytes per second."""
 
 
 def read_keys(path: Path | None) -> tuple[bytes, ...]:
@@ -94,7 +94,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                head.append(message)  # goes with what follows, as every wait has its price
+                head.append(message)  # sent with the body, to wait once instead of twice
                 return
             # A client that does not read must not keep the task.
             with anyio.fail_after(self._limits.body_s):
