@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeedge.base.errors import PipeEdgeError
@@ -75,7 +76,7 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
     if plan is not None:
         layers = {stage.rank: str(stage.layers) for stage in plan.schedule.stages}
         found += check_weights(facts, layers)
-        found += check_memory(facts, planned_needs(plan, model))
+        found += check_memory(facts, planned_needs(plan, model, request.model.weights))
     return Review(tuple(found), plan, files)
 
 
@@ -110,8 +111,15 @@ def _plan(
     )
 
 
-def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
-    """Return the memory that the plan needs on each rank, beyond that of a process with its libraries."""
+def planned_needs(plan: Plan, model: Model, file: Path | None) -> dict[int, Need]:
+    """Return the memory that the plan needs on each rank, beyond that of a process with its libraries.
+
+    Args:
+        plan: Plan of the run.
+        model: The model.
+        file: File of the weights, or None for the model's own. Of some kinds of file, only those words are in
+            memory that are looked up.
+    """
     needs = {}
     links = plan.links(model)
     for rank in plan.participants:
@@ -126,7 +134,7 @@ def planned_needs(plan: Plan, model: Model) -> dict[int, Need]:
             layers = plan.schedule.stages[stage].layers
             dtype = find_dtype(plan.schedule.stages[stage].dtype)
             rows = plan.most_items * (plan.max_tokens or 0)
-            weights = int(_LOADING * model.held_bytes(layers, dtype, rows))
+            weights = int(_LOADING * model.held_bytes(layers, dtype, rows, file))
             buffers += _WORKING_COPIES * max(
                 specs_bytes(model.payload_specs(cut, plan.most_items, plan.max_tokens, dtype))
                 for cut in range(layers.start, layers.stop + 1)

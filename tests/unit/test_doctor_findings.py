@@ -168,13 +168,22 @@ def test_memory_is_compared_with_the_plan(
 def test_planned_memory_counts_weights_and_frames_of_the_shard() -> None:
     model = find_model(DIGITS)
     plan = Plan(Schedule.from_partition([1, 8, 9, 16]), 0, 64, 8, None, None, None)
-    needs = planned_needs(plan, model)
+    needs = planned_needs(plan, model, None)
     total = sum(parameter.numel() for parameter in model.load(kernels="torch").parameters()) * 4
     assert total <= sum(need.weights_bytes for need in needs.values()) <= 1.05 * total
     tokens = 17  # 4x4 patches and the class token, 64 values each
     frame = 8 * tokens * 64 * 4
     assert all(need.buffers_bytes >= 3 * frame for need in needs.values())
     assert all(need.buffers_bytes <= 40 * frame for need in needs.values())
+
+
+def test_planned_memory_counts_all_words_of_a_file_that_cannot_be_mapped() -> None:
+    model = find_model("bert-base-uncased")
+    plan = Plan(Schedule.from_partition([1, 24, 25, 48]), 0, 64, 2, 16, None, None)
+    mapped, copied = (planned_needs(plan, model, Path(f"weights.{kind}")) for kind in ("safetensors", "npz"))
+    words = 4 * 30_522 * 768
+    assert copied[0].weights_bytes - mapped[0].weights_bytes >= 0.99 * words
+    assert copied[1] == mapped[1]
 
 
 def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
