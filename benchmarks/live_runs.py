@@ -15,27 +15,41 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from beds import MEM_MB, ROOT, Bed, Workload
+import numpy as np
+from beds import ROOT, Bed, Workload
 from disturbing import Progress
+from PIL import Image
 
-from pipeedge.models import find_model
+from pipeedge.data.defaults import PHOTO_FILE, asset
 
-__all__ = ["SETTLING", "UBATCH", "LiveRun", "most_microbatches"]
+__all__ = ["SETTLING", "UBATCH", "LiveRun"]
 
 UBATCH = 3
 SETTLING = 12
 """Results that fill the pipeline."""
 _LOOK_S = 0.005
 _CHANGED = re.compile(r"the plan has changed at microbatch (\d+)")
-_VALUE_BYTES = 16
-"""Memory of a value of the input: 12 while it is read, and 4 of the file, which the system may keep."""
+_PICTURES = 100
+"""Number of different pictures, which are read over and over."""
 
 
-def most_microbatches(load: Workload) -> int:
-    """Return the largest number of different microbatches of images that fit the memory of the data host."""
-    config = find_model(load.model).config
-    height, width = config.image_size
-    return (MEM_MB << 20) // (UBATCH * config.channels * height * width * _VALUE_BYTES)
+def write_pictures(directory: Path, items: int) -> Path:
+    """Return a directory of pictures of the size of the shipped photo, created on first use.
+
+    They are decoded like those with which the work of the data rank is profiled, and need no memory.
+    """
+    place = directory / f"pictures-{items}"
+    if not place.exists():
+        place.mkdir()
+        photo = np.asarray(Image.open(asset(PHOTO_FILE)).convert("RGB"))
+        for number in range(items):
+            path = place / f"{number:06d}.jpg"
+            if number < _PICTURES:
+                shifted = np.roll(photo, number * photo.shape[1] // _PICTURES, axis=1)
+                Image.fromarray(shifted).save(path, quality=90)
+            else:
+                path.hardlink_to(place / f"{number % _PICTURES:06d}.jpg")
+    return place
 
 
 class LiveRun:
@@ -47,18 +61,9 @@ class LiveRun:
         place: directory for its files.
         microbatches: number of microbatches.
         options: further options.
-        same: whether all items are the same image, of which any number fits the memory.
     """
 
-    def __init__(
-        self,
-        bed: Bed,
-        load: Workload,
-        place: Path,
-        microbatches: int,
-        *options: str,
-        same: bool = False,
-    ) -> None:
+    def __init__(self, bed: Bed, load: Workload, place: Path, microbatches: int, *options: str) -> None:
         place.mkdir()
         self._bed = bed
         self._place = place
@@ -68,8 +73,8 @@ class LiveRun:
         common = ["-m", load.model, "-M", str(load.weights()), "-u", str(UBATCH), "--timeout", "20"]
         common += ["-c", "tcp", "--addr", bed.hosts[0], "-H", ",".join(bed.hosts), "--quiet", *options]
         self._common = common
-        self._data = [] if same else ["--input", str(load.inputs(items))]
-        self._data += ["-b", str(items), "--output", str(self.output), "--report", str(place / "report.json")]
+        self._data = ["--input", str(write_pictures(load.directory, items))]
+        self._data += ["--output", str(self.output), "--report", str(place / "report.json")]
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LiveRun:

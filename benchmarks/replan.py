@@ -28,7 +28,7 @@ from pathlib import Path
 
 import yaml
 from beds import Bed, Kind, Pipeline, Workload, make_small_models, raised
-from live_runs import SETTLING, UBATCH, LiveRun, most_microbatches
+from live_runs import SETTLING, UBATCH, LiveRun
 from rich.console import Console
 
 from pipeedge.testbed.bed import TestBeds
@@ -126,13 +126,13 @@ class Scenarios:
         TestBeds().change(self._name, host, cpu_fraction=fraction)
 
     def _run(self, *options: str) -> LiveRun:
-        """Return a run of different images, which ends with them."""
+        """Return a run that ends."""
         return LiveRun(self._bed, self._load, self._place(), self._lengths.microbatches, *options)
 
     def _long_run(self, minutes: float, *options: str) -> LiveRun:
-        """Return a run that lasts for some minutes and more. Different images would not fit the memory."""
+        """Return a run that lasts for some minutes and more."""
         microbatches = round(_MOST_PER_MINUTE * (minutes + 1))
-        return LiveRun(self._bed, self._load, self._place(), microbatches, *options, same=True)
+        return LiveRun(self._bed, self._load, self._place(), microbatches, *options)
 
     def _place(self) -> Path:
         self._number += 1
@@ -298,7 +298,7 @@ def main() -> None:
     )
     names = ("slow", "join", "noise", "square")
     parser.add_argument("scenarios", nargs="*", help=f"some of {', '.join(names)} (all)")
-    parser.add_argument("--microbatches", type=int, default=280, help="of the runs that end (%(default)s)")
+    parser.add_argument("--microbatches", type=int, default=320, help="of the runs that end (%(default)s)")
     parser.add_argument("--minutes", type=float, default=20.0, help="length of the noise (%(default)s)")
     parser.add_argument("--periods", type=int, default=5, help="of the square wave (%(default)s)")
     parser.add_argument("--directory", type=Path, help="where to keep the files of the runs, or nowhere")
@@ -306,16 +306,13 @@ def main() -> None:
     unknown = set(arguments.scenarios) - set(names)
     if unknown:
         parser.error(f"there is no scenario {sorted(unknown)[0]}")
-    if arguments.minutes <= 0 or arguments.periods < 1:
-        parser.error("--minutes and --periods must be positive")
+    if arguments.minutes <= 0 or arguments.periods < 1 or arguments.microbatches < 200:
+        parser.error("--minutes and --periods must be positive, --microbatches at least 200")
     console, good = Console(), True
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.directory or Path(temporary)
         small = make_small_models(directory / "models")[0]
         load = Workload(small, UBATCH, directory)
-        most = most_microbatches(load)
-        if not 100 <= arguments.microbatches <= most:
-            parser.error(f"--microbatches: use 100 to {most}, which fit the memory of the data host")
         load.weights()
         bed_name = f"rp{os.getpid()}"
         with raised(bed_name, KINDS, directory / "bed") as bed:
