@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 from mutations import mutate_message, rounds
-from waiting import LIMIT_S
+from waiting import LIMIT_S, until
 from wire_messages import connected, framed, plain, received
 
 from pipeedge.base import fields
@@ -239,7 +239,7 @@ def test_a_run_over_sockets() -> None:
             self.done({"rank": rank})
             seen[rank] = (plain(plan.plan), plain(self.wait(Summary).stats))
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with hub(3) as (served, address):
         threads = [threading.Thread(target=one, args=(rank, address)) for rank in range(3)]
         for thread in threads:
@@ -249,7 +249,7 @@ def test_a_run_over_sockets() -> None:
         for thread in threads:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
-    assert threading.active_count() <= before
+    until(lambda: set(threading.enumerate()) <= before, "all threads have ended")
 
 
 def test_ranks_that_start_after_rank_0_failed_learn_why() -> None:

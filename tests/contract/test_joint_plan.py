@@ -71,7 +71,7 @@ def objective_in(answer: dict[str, object]) -> float:
 
 def test_joint_plan_is_the_best_of_all() -> None:
     infeasible = 0
-    for seed in range(cases(10_000, part=25)):
+    for seed in range(cases(10_000, part=50)):
         case = random_case(np.random.default_rng(seed))
         best = find_best(case)
         done = solved(case)

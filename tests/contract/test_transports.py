@@ -68,9 +68,9 @@ def test_a_hundred_cycles_over_tcp_leave_nothing_behind() -> None:
     """Neither threads nor sockets; other tests of this process may end some meanwhile."""
     process = psutil.Process()
     cycle(two_over_tcp, LINK, 3, tcp_rendezvous)
-    threads, files = threading.active_count(), process.num_fds()
+    threads, files = set(threading.enumerate()), process.num_fds()
     assert cycle(two_over_tcp, LINK, 100, tcp_rendezvous) == 100
-    until(lambda: threading.active_count() <= threads, "all threads have ended")
+    until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
     until(lambda: process.num_fds() <= files, "all files are closed")
 
 

@@ -28,9 +28,9 @@ LIMIT_S = 10.0
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> object:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     yield
-    until(lambda: threading.active_count() <= before, "all threads have ended")
+    until(lambda: set(threading.enumerate()) <= before, "all threads have ended")
 
 
 # --- activity ---------------------------------------------------------------------------------------

@@ -576,6 +576,6 @@ def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tm
 
 
 def test_the_supervisor_leaves_no_thread_behind() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     RecordedOutput().supervise(python(0, "print(1)"))
-    until(lambda: threading.active_count() <= before, "its threads have ended")
+    until(lambda: set(threading.enumerate()) <= before, "its threads have ended")

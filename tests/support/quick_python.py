@@ -27,6 +27,8 @@ from typing import Any
 
 from processes import environment, fork_server
 
+from pipeedge.request.environment import TRAIN_LAUNCHER
+
 _CLIENT = """
 import json, os, signal, socket, struct, sys
 directory = os.getcwd()
@@ -132,6 +134,8 @@ def _become(request: dict[str, Any], command: Path) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update({**environment(), **request["environment"]})
+    if TRAIN_LAUNCHER in os.environ:  # a worker ends with its parent
+        os.environ[TRAIN_LAUNCHER] = str(os.getppid())
     sys.executable = str(command)
     words: list[str] = request["words"]
     if words[0] == "-u":

@@ -7,6 +7,7 @@ import random
 import struct
 
 import pytest
+from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
@@ -73,7 +74,7 @@ messages = (
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=cases(100, 3))
 @given(st.lists(messages, max_size=3), st.randoms())
 def test_messages_come_out_whole_however_their_bytes_arrive(
     said: list[Message], chance: random.Random

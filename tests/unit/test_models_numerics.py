@@ -86,7 +86,7 @@ def test_deit_equals_transformers_at_every_cut(
 
 
 @pytest.mark.parametrize("family", TEXT_CLASSES)
-@settings(max_examples=cases(50))
+@settings(max_examples=cases(50, 16))
 @given(data=st.data(), single_cuts=single, multi_cuts=multi, kernels=st.sampled_from(KERNELS))
 def test_text_families_equal_transformers_at_every_cut(
     family: str, data: st.DataObject, single_cuts: set[int], multi_cuts: list[list[int]], kernels: str

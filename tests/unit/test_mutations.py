@@ -64,7 +64,7 @@ def test_mutated_config_is_refused_in_one_line_or_computes(
         model.check_sizes()
         outputs(model)
 
-    for _ in range(rounds(ROUNDS)):
+    for _ in range(rounds(ROUNDS // 2)):
         mutated = document_bytes(mutate_document(document, chance), chance)
         if chance.randrange(4) == 0:
             mutated = mutate_bytes(mutated, chance)
