@@ -64,13 +64,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 LONGEST = (
-    *("test_runtime.py", "test_train_cli.py", "test_training.py", "test_page_browser.py", "test_testbed.py"),
-    *("test_weights.py", "test_rpc.py", "test_serving_ranks.py", "test_imports.py", "test_programs.py"),
-    *("test_page.py", "test_processors.py", "test_docs_commands.py", "test_models_towers.py"),
-    *("test_launch.py", "test_failover.py", "test_family_ranks.py", "test_failover_rules.py"),
-    *("test_dtype_ranks.py", "test_doctor.py", "test_dtypes.py", "test_bidders.py", "test_mutations.py"),
-    *("test_weights_memory.py", "test_models_numerics.py", "test_python_api_ranks.py"),
-    *("test_profiler_session.py", "test_layout.py", "test_spec_files.py", "test_adaptive_ranks.py"),
+    *("test_runtime.py", "test_train_cli.py", "test_testbed.py", "test_training.py", "test_page_browser.py"),
+    *("test_docs_commands.py", "test_launch.py", "test_imports.py", "test_rpc.py", "test_serving_ranks.py"),
+    *("test_doctor.py", "test_failover.py", "test_bidders.py", "test_family_ranks.py", "test_tcp.py"),
+    *("test_doctor_ranks.py", "test_control.py", "test_observing.py", "test_transports.py"),
+    *("test_programs.py", "test_dtype_ranks.py", "test_processors.py", "test_keyed_runs.py"),
+    *("test_failover_rules.py", "test_models_towers.py", "test_dtypes.py", "test_page.py"),
+    *("test_profiler_session.py", "test_models_numerics.py", "test_compressed.py", "test_layout.py"),
+    *("test_weights.py", "test_mutations.py", "test_spec_files.py", "test_hub_ranks.py"),
+    *("test_python_api_ranks.py", "test_weights_memory.py", "test_digits.py", "test_models_download.py"),
 )
 """Files whose tests take longest. They run first, so that no worker ends with one of them."""
 
