@@ -47,15 +47,26 @@ class WorkWindow:
     """Seconds in which the last stage finished ``items``, by its own clock."""
     items: int
     stages: tuple[StageFigures, ...]
+    earlier: tuple[tuple[int, float], ...] = ()
+    """Items that each stage before the last finished, and in how many seconds, by its own clock."""
 
 
 def items_per_s(windows: Sequence[WorkWindow]) -> float:
-    """Return the items per second that left the last stage in all windows together.
+    """Return the items per second of a plan in all windows together, which must be of the same plan.
+
+    It is that of the slowest stage: while what waits between the stages becomes less, as it does after a
+    change, the last one has more to do for a while than will come.
 
     Windows in a row follow each other from the end of one microbatch to that of another, without a gap. So
     their sum is exact, however few microbatches each has.
     """
-    return sum(window.items for window in windows) / sum(window.seconds for window in windows)
+    finished = (((window.items, window.seconds), *window.earlier) for window in windows)
+    return min(map(_rate, zip(*finished, strict=True)))
+
+
+def _rate(finished: Sequence[tuple[int, float]]) -> float:
+    """Return the items per second of a stage that finished some items in some seconds, several times."""
+    return sum(items for items, _ in finished) / sum(seconds for _, seconds in finished)
 
 
 class WindowMaker:
@@ -93,17 +104,22 @@ class WindowMaker:
             warm = all(one.items > self._microbatch_size for one in known)
             self._epoch, self._since_s, self._before = epoch, now_s, known if warm else None
             return None
-        items = [now.items - then.items for then, now in zip(before, known, strict=True)]
         # A heartbeat is up to a second old, and a microbatch may have ended long before it.
-        seconds = known[-1].finished_s - before[-1].finished_s
-        if now_s - self._since_s < self._seconds or min(items) < self._least_items or seconds <= 0:
+        finished = [
+            (now.items - then.items, now.finished_s - then.finished_s)
+            for then, now in zip(before, known, strict=True)
+        ]
+        least_items, least_s = min(items for items, _ in finished), min(seconds for _, seconds in finished)
+        if now_s - self._since_s < self._seconds or least_items < self._least_items or least_s <= 0:
             return None
+        *earlier, (items, seconds) = finished
         window = WorkWindow(
             epoch,
             now_s,
             seconds,
-            items[-1],
+            items,
             tuple(_figures(then, now) for then, now in zip(before, known, strict=True)),
+            tuple(earlier),
         )
         self._since_s, self._before = now_s, known
         return window

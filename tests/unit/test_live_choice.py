@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -40,11 +41,12 @@ def test_a_window_divides_sums_and_leaves_the_first_microbatches_out() -> None:
     few = [StageWork(items=40, compute_s=20.0), StageWork(items=15, compute_s=3.0)]
     assert maker.add(8.0, 1, few) is None
     now = [
-        StageWork(items=24, compute_s=20.0, link_items=12, link_s=2.0),
+        StageWork(items=24, compute_s=20.0, link_items=12, link_s=2.0, finished_s=8.0),
         StageWork(items=16, compute_s=7.0, finished_s=7.5),
     ]
     window = maker.add(10.0, 1, now)
-    assert window == WorkWindow(1, 10.0, 7.5, 12, (StageFigures(0.5, 0.1), StageFigures(0.5, None)))
+    figures = (StageFigures(0.5, 0.1), StageFigures(0.5, None))
+    assert window == WorkWindow(1, 10.0, 7.5, 12, figures, earlier=((20, 8.0),))
     assert items_per_s([window]) == 1.6
     assert items_per_s([window, replace(window, seconds=2.5)]) == 2.4
 
@@ -76,6 +78,32 @@ def test_the_rate_of_windows_does_not_depend_on_when_heartbeats_come(
     assert windows
     assert items_per_s(windows) == pytest.approx(size / period_s)
     assert all(items_per_s([window]) == pytest.approx(size / period_s) for window in windows)
+
+
+@settings(max_examples=30, derandomize=True)
+@given(
+    st.floats(0.2, 1.0), st.floats(0.3, 0.9), st.integers(0, 40), st.integers(1, 8), st.integers(0, 10_000)
+)
+def test_a_backlog_that_becomes_less_does_not_count_as_throughput(
+    period_s: float, faster: float, backlog: int, size: int, seed: int
+) -> None:
+    random = Random(seed)
+    first = [period_s * number for number in range(1, 400)]
+    last: list[float] = []
+    for at_s in [0.0] * backlog + first:
+        last.append(max(at_s, last[-1] if last else 0.0) + faster * period_s)
+
+    def work_of(ends: Sequence[float], now_s: float) -> StageWork:
+        done = bisect_right(ends, now_s - random.uniform(0.0, 0.3))
+        return StageWork(items=done * size, compute_s=0.1 * done, finished_s=ends[done - 1] if done else 0.0)
+
+    maker = WindowMaker(size)
+    seen = (
+        maker.add(float(second), 1, [work_of(first, second), work_of(last, second)]) for second in range(60)
+    )
+    windows = [window for window in seen if window is not None]
+    assert windows
+    assert items_per_s(windows) == pytest.approx(size / period_s)
 
 
 # -- numbers that move --------------------------------------------------------------------------------
