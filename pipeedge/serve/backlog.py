@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pipeedge.serve.batching import Batcher, BatchLimits, WaitingItem
+from pipeedge.serve.batching import Batcher, BatchLimits
 from pipeedge.serve.flights import Counts, Entry, Flight, QueueState, claim
 from pipeedge.serve.pending import PendingAnswers
 
@@ -68,16 +68,12 @@ class Backlog:
         Returns:
             Whether there was room for them.
         """
-        tickets = range(self._tickets, self._tickets + len(entries))
-        offered = [
-            WaitingItem(ticket, entry.tokens, deadline_s)
-            for ticket, entry in zip(tickets, entries, strict=True)
-        ]
-        if not self._batcher.offer(offered):
+        first = self._tickets
+        if not self._batcher.offer(first, [entry.tokens for entry in entries], deadline_s):
             self.counts.refused += len(entries)
             return False
         self._tickets += len(entries)
-        self._waiting.update(zip(tickets, entries, strict=True))
+        self._waiting.update(enumerate(entries, start=first))
         return True
 
     def withdraw(self, answers: PendingAnswers) -> None:

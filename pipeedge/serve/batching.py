@@ -16,10 +16,9 @@ import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import NamedTuple
+from itertools import islice
 
-__all__ = ["Batcher", "BatchLimits", "WaitingItem"]
+__all__ = ["Batcher", "BatchLimits"]
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,6 @@ class BatchLimits:
             raise ValueError("passes and overhead must not be negative")
 
 
-class WaitingItem(NamedTuple):
-    """An item that waits for a microbatch."""
-
-    number: int
-    """Number of the item, above those of all earlier ones."""
-    tokens: int = 1
-    """Number of its tokens; 1 for images, which are all of one size."""
-    deadline_s: float | None = None
-    """Time after which it is not to be computed any more, or None."""
-
-
 class Batcher:
     """The items that wait, and the choice among them.
 
@@ -64,8 +52,9 @@ class Batcher:
 
     def __init__(self, limits: BatchLimits) -> None:
         self._limits = limits
-        self._waiting: dict[int, WaitingItem] = {}  # a dict keeps the order of arrival
+        self._waiting: dict[int, int] = {}  # tokens by number; a dict keeps the order of arrival
         self._alike: dict[int, dict[int, None]] = {}  # numbers by their tokens, in order of arrival
+        self._deadlines_s: dict[int, float] = {}
         self._furthest: list[int] = []
         """Youngest items of those microbatches that have passed some item that waits, in order."""
         self._latest = -1
@@ -81,45 +70,53 @@ class Batcher:
         """Number of further items that may wait."""
         return self._limits.max_waiting - len(self._waiting)
 
-    def offer(self, items: Sequence[WaitingItem]) -> bool:
-        """Add ``items``, all or none. Return whether there was room for them.
+    def offer(self, first: int, tokens: Sequence[int], deadline_s: float | None = None) -> bool:
+        """Add items, all or none. Return whether there was room for them.
+
+        Args:
+            first: Number of the first one, above those of all earlier items; the others follow.
+            tokens: Number of tokens of each; 1 for images, which are all of one size.
+            deadline_s: Time after which they are not to be computed any more, or None.
 
         Raises:
-            ValueError: Their numbers do not go up.
+            ValueError: The number is not above those of earlier items.
         """
-        if len(items) > self.room:
+        if len(tokens) > self.room:
             return False
-        numbers = [self._latest, *(item.number for item in items)]
-        if any(number <= before for before, number in pairwise(numbers)):
+        if first <= self._latest:
             raise ValueError("the numbers of items must go up")
-        self._latest = numbers[-1]
-        for item in items:
-            self._waiting[item.number] = item
-            self._alike.setdefault(item.tokens, {})[item.number] = None
-            if item.deadline_s is not None:
-                self._earliest_s = min(self._earliest_s, item.deadline_s)
+        numbers = range(first, first + len(tokens))
+        self._latest = first + len(tokens) - 1
+        self._waiting.update(zip(numbers, tokens, strict=True))
+        if len(lengths := set(tokens)) == 1:
+            self._alike.setdefault(lengths.pop(), {}).update(dict.fromkeys(numbers))
+        else:
+            for number, length in zip(numbers, tokens, strict=True):
+                self._alike.setdefault(length, {})[number] = None
+        if deadline_s is not None:
+            self._deadlines_s.update(dict.fromkeys(numbers, deadline_s))
+            self._earliest_s = min(self._earliest_s, deadline_s)
         return True
 
     def cancel(self, numbers: Iterable[int]) -> None:
         """Remove the items that nobody wants any more; those that have left already are ignored."""
         for number in numbers:
-            if (item := self._waiting.pop(number, None)) is None:
+            if (tokens := self._waiting.pop(number, None)) is None:
                 continue
-            alike = self._alike[item.tokens]
+            alike = self._alike[tokens]
             del alike[number]
             if not alike:
-                del self._alike[item.tokens]
+                del self._alike[tokens]
+            if self._deadlines_s:
+                self._deadlines_s.pop(number, None)
 
     def expire(self, now_s: float) -> tuple[int, ...]:
         """Remove the items whose deadline is over, and return their numbers."""
         if now_s < self._earliest_s:
             return ()
-        deadlines = {
-            item.number: item.deadline_s for item in self._waiting.values() if item.deadline_s is not None
-        }
-        over = tuple(number for number, deadline_s in deadlines.items() if deadline_s <= now_s)
-        self._earliest_s = min((each for each in deadlines.values() if each > now_s), default=math.inf)
+        over = tuple(number for number, deadline_s in self._deadlines_s.items() if deadline_s <= now_s)
         self.cancel(over)
+        self._earliest_s = min(self._deadlines_s.values(), default=math.inf)
         return over
 
     def form(self) -> tuple[int, ...]:
@@ -143,12 +140,13 @@ class Batcher:
             most = min(self._limits.max_items, self._limits.max_tokens // tokens)
             return set(islice(self._waiting, max(1, most)))
         oldest, *urgent = self._urgent()
-        load, chosen = _Load(self._limits, oldest.tokens), {oldest.number}
-        for item in urgent:
-            if not load.join(item.tokens, 1):
+        length = self._waiting[oldest]
+        load, chosen = _Load(self._limits, length), {oldest}
+        for number in urgent:
+            if not load.join(self._waiting[number], 1):
                 return chosen  # nobody passes this item any more
-            chosen.add(item.number)
-        lengths = sorted(self._alike, key=lambda tokens: (abs(tokens - oldest.tokens), tokens))
+            chosen.add(number)
+        lengths = sorted(self._alike, key=lambda tokens: (abs(tokens - length), tokens))
         for tokens in lengths:
             others = islice(self._alike[tokens], self._limits.max_items)
             company = [number for number in others if number not in chosen]
@@ -157,16 +155,16 @@ class Batcher:
                 break
         return chosen
 
-    def _urgent(self) -> Iterator[WaitingItem]:
+    def _urgent(self) -> Iterator[int]:
         """Yield the item that has waited longest, and those after it that must not be passed again."""
-        yield from islice(self._waiting.values(), 1)
+        yield from islice(self._waiting, 1)
         most = max(self._limits.max_passes, math.ceil(len(self._waiting) / self._limits.max_items))
         if len(self._furthest) < most:
             return
-        for item in islice(self._waiting.values(), 1, None):
-            if item.number > self._furthest[-most]:
+        for number in islice(self._waiting, 1, None):
+            if number > self._furthest[-most]:
                 return
-            yield item
+            yield number
 
 
 class _Load:

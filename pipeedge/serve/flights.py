@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -34,10 +35,11 @@ class Entry(NamedTuple):
     """Number of its tokens; 1 for an image."""
 
     @classmethod
-    def of(cls, item: Item, answers: PendingAnswers, place: int) -> Entry:
-        """Return the entry of an item that begins to wait."""
-        first = item.tensors[0]
-        return cls(item, answers, place, len(first) if first.dim() == 1 else 1)
+    def of(cls, items: Sequence[Item], answers: PendingAnswers) -> list[Entry]:
+        """Return the entries of items of one model that begin to wait."""
+        has_tokens = any(item.tensors[0].dim() == 1 for item in items[:1])
+        tokens = [len(item.tensors[0]) for item in items] if has_tokens else [1] * len(items)
+        return list(map(cls, items, repeat(answers), range(len(items)), tokens))
 
 
 def claim(entries: Sequence[Entry]) -> list[int]:

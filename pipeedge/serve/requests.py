@@ -118,7 +118,7 @@ class RequestQueue:
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         self.check_count(len(items))
         answers = PendingAnswers(len(items), self._class_names, self._withdraw)
-        entries = [Entry.of(item, answers, place) for place, item in enumerate(items)]
+        entries = Entry.of(items, answers)
         with self._lock:
             if block:
                 self._wait_for_room(len(items))

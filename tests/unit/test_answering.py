@@ -1,0 +1,75 @@
+"""Test how many things are read, prepared by several threads, and asked in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from waiting import LIMIT_S
+
+from pipeedge.api import answering
+from pipeedge.base.errors import InputError
+from pipeedge.data.items import Item
+from pipeedge.serve.pending import PendingAnswers
+
+
+@dataclass
+class Preparation:
+    """Prepares even numbers only after the odd one that follows; cannot read negative ones."""
+
+    prepared: dict[int, threading.Event] = field(default_factory=dict)
+
+    def together(self, values: Sequence[object], sources: Sequence[str]) -> list[Item] | None:
+        return None
+
+    def item(self, value: int, source: str) -> Item:
+        if value < 0:
+            raise InputError(f"{source}: negative")
+        if value % 2 == 0:
+            assert self.prepared[value + 1].wait(LIMIT_S)
+        self.prepared[value].set()
+        return Item((torch.tensor([value]),), None, source)
+
+
+@dataclass
+class Service:
+    """Answers each number with itself, at once."""
+
+    preparation: Preparation
+    asked: list[int] = field(default_factory=list)
+
+    @property
+    def queue(self) -> Service:
+        return self
+
+    def submit(self, items: Sequence[Item], *, block: bool) -> PendingAnswers:
+        assert block
+        answers = PendingAnswers(len(items))
+        numbers = [int(item.tensors[0]) for item in items]
+        self.asked += numbers
+        answers.put([(place, np.float32([number])) for place, number in enumerate(numbers)])
+        return answers
+
+
+def ask(values: list[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Service, Iterator[float]]:
+    monkeypatch.setattr(answering, "read_threads", lambda: 3)
+    service = Service(Preparation({number: threading.Event() for number in range(20)}))
+    found = answering.answers_in_order(service, values, group=1, ahead=4)  # type: ignore[arg-type]
+    return service, (float(answer.outputs[0]) for answer in found)
+
+
+def test_groups_that_are_prepared_out_of_order_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, found = ask(list(range(20)), monkeypatch)
+    assert list(found) == service.asked == list(range(20))
+
+
+def test_nothing_after_a_failure_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, found = ask([0, 1, 2, 3, -1, 5, 7, 9], monkeypatch)
+    assert [next(found) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(InputError, match=r"input\[4\]: negative"):
+        next(found)
+    assert service.asked == [0, 1, 2, 3]
