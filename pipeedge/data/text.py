@@ -15,6 +15,7 @@ import torch
 from pipeedge.base.errors import InputError
 from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
+from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, words_for
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
@@ -31,9 +32,8 @@ _CHUNK_CHARACTERS = 1 << 18
 """Largest number of characters tokenised in one call, unless one sentence has more: a tokenizer takes nearly
 200 bytes for each.
 """
-_TOKEN_CHARACTERS = 64
-"""Largest number of characters tokenised for each token that the model takes; words are shorter."""
-_LONGEST_WORD = 200
+_FEW_CHARACTERS = 8
+"""Number of characters for each token that the model takes, of a pair that need not be cut early."""
 _MOST_CHARACTERS = 1 << 20
 """Largest number of characters tokenised of a sentence whose words are longer."""
 
@@ -150,12 +150,10 @@ class Tokenizer:
         """
         limit = self.most_tokens
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
-        encoded = self._encode(texts)
-        too_long = [
-            number
-            for number, (one, sentence) in enumerate(zip(encoded, sentences, strict=True))
-            if len(one.ids) > limit or texts[number] != self._whole(sentence)
-        ]
+        is_cut = [some != self._whole(sentence) for some, sentence in zip(texts, sentences, strict=True)]
+        uncut = iter(self._encode([some for some, cut in zip(texts, is_cut, strict=True) if not cut]))
+        encoded = [Encoded(array("i"), None) if cut else next(uncut) for cut in is_cut]
+        too_long = [number for number, one in enumerate(encoded) if is_cut[number] or len(one.ids) > limit]
         if too_long and not truncate:
             raise InputError(
                 f"{sentences[too_long[0]].source}: more than the {count(limit, 'token')} that "
@@ -196,10 +194,24 @@ class Tokenizer:
 
         How much of each sentence of a pair is kept depends on which is longer, so less of them is cut off.
         """
-        least = limit * _TOKEN_CHARACTERS
-        if sentence.pair is not None:
+        texts = self._whole(sentence)
+        least = limit * TOKEN_CHARACTERS
+        if sentence.pair is None:
+            texts = (words_for(texts[0], limit),)
+        else:
             least = max(least, _CHUNK_CHARACTERS // 2)
-        return tuple(self._beginning(text, limit, least, sentence.source) for text in self._whole(sentence))
+            texts = self._cut_longer(texts, limit)
+        return tuple(self._beginning(text, limit, least, sentence.source) for text in texts)
+
+    def _cut_longer(self, texts: tuple[str, ...], limit: int) -> tuple[str, ...]:
+        """Return a pair without the end of the longer sentence, if it has more tokens even so."""
+        longer = max(range(len(texts)), key=lambda place: len(texts[place]))
+        other = texts[1 - longer]
+        if len(texts[longer]) <= limit * _FEW_CHARACTERS or len(other) > limit * _FEW_CHARACTERS:
+            return texts
+        tokens = max(limit, len(self._encode([(other,)])[0].ids) + 1)
+        shorter = words_for(texts[longer], tokens)
+        return (other, shorter) if longer else (shorter, other)
 
     def _whole(self, sentence: Sentence) -> tuple[str, ...]:
         return tuple(map(self.rules.apply, sentence.texts))
@@ -211,7 +223,7 @@ class Tokenizer:
             InputError: More than ``refused_characters`` do not.
         """
         most = self.refused_characters
-        beginning = _first_words(text, characters)
+        beginning = first_words(text, characters)
         while len(beginning) < len(text) and (most is not None or characters < _MOST_CHARACTERS):
             if len(self._encode([(beginning,)])[0].ids) >= limit:
                 break
@@ -221,7 +233,7 @@ class Tokenizer:
                     f"{self.model.name} takes, and more follow: shorten it"
                 )
             characters = min(8 * characters, _MOST_CHARACTERS if most is None else most)
-            beginning = _first_words(text, characters)
+            beginning = first_words(text, characters)
         return beginning
 
     def _encode(self, texts: Sequence[tuple[str, ...]], limit: int | None = None) -> list[Encoded]:
@@ -264,18 +276,6 @@ class Tokenizer:
                 f"{self.path} has token types up to {highest}, but {self.model.name} has "
                 f"{count(config.type_vocab, 'type')}: it is the tokenizer of another model"
             )
-
-
-def _first_words(text: str, characters: int) -> str:
-    """Return the first ``characters`` characters of ``text``, cut at a word boundary."""
-    if len(text) <= characters:
-        return text
-    cut = text[:characters]
-    # The last word may be incomplete, which would change its tokens. There may be nothing but blanks.
-    words = next(iter(cut.rsplit(maxsplit=1)), "")
-    # Chinese has no blanks, and each character is a token; a word of thousands of letters is one unknown
-    # token.
-    return words if len(words) >= characters - _LONGEST_WORD else cut
 
 
 def _chunks(texts: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
