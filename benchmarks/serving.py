@@ -35,7 +35,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ import numpy as np
 import transformers
 from mixed import ask_all, digit_questions, sentence_questions
 from PIL import Image
-from served import LIMIT_S, ROOT, WORDS, Client, Ranks, open_loop, save_embedder
+from rates import TOKENS, Rate, asked_rate, batch_rate, example, median_rate
+from served import LIMIT_S, WORDS, Client, Ranks, open_loop, save_embedder
 
 from pipeedge import Pipeline
 from pipeedge.data.cola import read_split
@@ -52,8 +52,6 @@ from pipeedge.models.weights.writing import write_random
 from pipeedge.run.under_way import Collected
 
 DIGITS, VIT, BERT = "vit-digits", "google/vit-base-patch16-224", "bert-base-uncased"
-TOKENS = 128
-"""Number of tokens of each sentence where only the rate counts."""
 PAUSE_S = 0.02
 """Pause between lone requests."""
 SENTENCES = 8
@@ -120,56 +118,24 @@ def random_weights(model: Model, directory: Path) -> list[str]:
     return ["-M", str(path)]
 
 
-def example(model: Model) -> Any:
-    """Return something of the model's own size to ask about: an image of noise, or a sentence as ids."""
-    random = np.random.default_rng(0)
-    if not model.takes_text:
-        height, width = model.config.image_size
-        shape = (height, width) if model.config.channels == 1 else (height, width, model.config.channels)
-        return random.integers(0, 256, shape, dtype=np.uint8)
-    ids = random.integers(1, model.config.vocab, TOKENS)
-    others = {"attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    return {name: others.get(name, ids) for name in model.input_names}
-
-
-def batch_rate(model: Model, options: Sequence[str], ranks: int, items: int, directory: Path) -> float:
-    """Return the items a second of a run with as many items of the same size."""
-    given = ["-b", str(items)]
-    if model.takes_text:
-        path = directory / "sentences.npz"
-        np.savez(path, **{name: np.stack([row] * items) for name, row in example(model).items()})
-        given = ["--input", str(path)]
-    report = directory / "report.json"
-    command = [sys.executable, "-m", "pipeedge.launch.main", "--local", str(ranks), "--"]
-    command += ["-m", model.name, "-c", "tcp", "--report", str(report), *options, *given]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return float(json.loads(report.read_text())["throughput_items_per_s"])
-
-
 def saturated(args: argparse.Namespace) -> None:
     """Compare the rate of a pipeline that is asked with that of a batch run, in turn."""
     for name in [args.model_name] if args.model_name else [DIGITS, VIT, BERT]:
         with tempfile.TemporaryDirectory() as directory:
             model = opened(name, Path(directory))
             options = random_weights(model, Path(directory))
-            asked, batch, shares = [], [], []
+            asked, batch, shares = list[Rate](), list[Rate](), list[float]()
             for _ in range(args.rounds):
-                with Pipeline(model.name, ranks=args.ranks, options=options) as pipeline:
-                    one, count = example(model), 0
-                    list(pipeline([one] * 64))
-                    began, answers = time.perf_counter(), pipeline(cycle([one]))
-                    cpu_began = time.thread_time()
-                    while time.perf_counter() - began < args.seconds:
-                        count += len(list(islice(answers, 64)))
-                    elapsed_s = time.perf_counter() - began
-                    asked.append(count / elapsed_s)
-                    shares.append((time.thread_time() - cpu_began) / elapsed_s)
-                    answers.close()
+                rate, share, count = asked_rate(model, options, args.ranks, args.seconds)
+                asked.append(rate)
+                shares.append(share)
                 batch.append(batch_rate(model, options, args.ranks, count, Path(directory)))
-        ratio = statistics.median(one / other for one, other in zip(asked, batch, strict=True))
-        rates = f"{statistics.median(asked):,.1f} items/s, a batch run {statistics.median(batch):,.1f}"
-        share = f"the thread that takes the answers has {statistics.median(shares):.1%} of a core"
-        row(f"saturated {name.split('/')[-1]}", f"{ratio:.2f} ({rates}; {share}; at least 0.95)")
+        ratio = statistics.median(
+            one.items_per_s / other.items_per_s for one, other in zip(asked, batch, strict=True)
+        )
+        taker = f"the thread that takes the answers has {statistics.median(shares):.1%} of a core"
+        rates = f"{median_rate(asked)}; a batch run: {median_rate(batch)}"
+        row(f"saturated {name.split('/')[-1]}", f"{ratio:.2f} ({rates}; {taker}; at least 0.95)")
 
 
 def embeddings(args: argparse.Namespace) -> None:
