@@ -10,13 +10,13 @@
 #
 #   PYTHON=...      interpreter for the environment, 3.10 or newer
 #   VENV=...        directory of the environment; an existing one is completed
-#   JOBS=...        number of processes that run the tests (3: those of real ranks mostly wait)
+#   JOBS=...        number of processes that run the tests (4: those of real ranks mostly wait)
 #   TORCH_INDEX=... package index to install torch from, e.g. one with CPU builds, or with a certain CUDA;
 #                   only needed once, with setup
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 3
+JOBS ?= 4
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
