@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +196,11 @@ class Tokenizer:
         How much of each sentence of a pair is kept depends on which is longer, so less of them is cut off.
         """
         texts = self._whole(sentence)
+        if self.backend.truncation_side != "right":  # the end decides
+            return texts
         least = limit * TOKEN_CHARACTERS
         if sentence.pair is None:
-            texts = (words_for(texts[0], limit),)
+            texts = (self._words_for(texts[0], limit),)
         else:
             least = max(least, _CHUNK_CHARACTERS // 2)
             texts = self._cut_longer(texts, limit)
@@ -210,8 +213,17 @@ class Tokenizer:
         if len(texts[longer]) <= limit * _FEW_CHARACTERS or len(other) > limit * _FEW_CHARACTERS:
             return texts
         tokens = max(limit, len(self._encode([(other,)])[0].ids) + 1)
-        shorter = words_for(texts[longer], tokens)
+        shorter = self._words_for(texts[longer], tokens)
         return (other, shorter) if longer else (shorter, other)
+
+    def _words_for(self, text: str, tokens: int) -> str:
+        """Return so many words of ``text`` that they certainly give ``tokens`` tokens; else all of it."""
+        return text if self._has_phrases else words_for(text, tokens)
+
+    @cached_property
+    def _has_phrases(self) -> bool:
+        """Whether several words may be one token, because one that was added to the vocabulary has blanks."""
+        return any(len(token.split()) > 1 for token in self.backend.get_added_vocab())
 
     def _whole(self, sentence: Sentence) -> tuple[str, ...]:
         return tuple(map(self.rules.apply, sentence.texts))

@@ -274,7 +274,7 @@ class Preparation:
         """Return the items for images of one size, uint8 [items, ...]."""
         if images.ndim == 4 and images.shape[3] == 1:
             images = images[:, :, :, 0]
-        if images.ndim != 3 and not (images.ndim == 4 and images.shape[3] in (3, 4)):
+        if not images.size or (images.ndim != 3 and not (images.ndim == 4 and images.shape[3] in (3, 4))):
             raise InputError(
                 f"{sources[0]}: uint8 {list(images.shape[1:])}; an image is [height, width], or that with "
                 "channels"

@@ -244,6 +244,11 @@ def _stack(patch: Patch) -> str:
     return refused(lambda: service().preparation.item(np.zeros((2, 8, 8, 3), np.uint8)))
 
 
+@says("input: uint8 [0, 8]; an image is [height, width], or that with channels")
+def _no_pixels(patch: Patch) -> str:
+    return refused(lambda: service().preparation.item(np.zeros((0, 8), np.uint8)))
+
+
 @says("inputs[0]: pixel_values has values that no image of 8 bits a value gives; …")
 def _values(patch: Patch) -> str:
     values = np.full((1, 1, 8, 8), 0.1234, np.float32)

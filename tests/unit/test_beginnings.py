@@ -67,6 +67,17 @@ def test_long_texts_and_pairs_are_truncated_as_by_transformers(kind: str, data: 
     assert list(found.ids[0]) == expected["input_ids"][0]
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_end_and_tokens_of_several_words_count_where_the_tokenizer_says_so(side: str) -> None:
+    other = backend.__wrapped__("WordPiece")
+    other.truncation_side = side
+    other.add_tokens(["cat sat on a mat"])
+    text = "cat sat on a mat " * 4 + "the " * 20 + "dogs sleep"
+    tokenizer = Tokenizer(other, Path("tokenizer.json"), bert(400, LIMIT))
+    expected = other(text, truncation=True, max_length=LIMIT)["input_ids"]
+    assert list(tokenizer.items([Sentence(text, "a")], warn=False).ids[0]) == expected
+
+
 @given(texts(40), st.integers(1, 20))
 def test_words_are_cut_off_only_if_enough_remain(text: str, tokens: int) -> None:
     words = words_for(text, tokens)

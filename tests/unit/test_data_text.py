@@ -6,6 +6,7 @@ import dataclasses
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_models import bert
@@ -25,6 +26,21 @@ def vocabulary(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     return directory
+
+
+class CountingBackend:
+    """A tokenizer that notes how many characters it is called with."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.lengths: list[int] = []
+
+    def __call__(self, texts: list[str], **options: object) -> object:
+        self.lengths.append(sum(map(len, texts)))
+        return self._backend(texts, **options)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
 
 
 def file_with(tmp_path: Path, text: str, name: str = "input.txt") -> Path:
@@ -152,15 +168,10 @@ class TestText:
         path = file_with(tmp_path, "the " + word * (1_000_000 // len(word)) + "\nthe sat\n")
         tokenizer = find_tokenizer(bert(10, limit, directory=vocabulary), (vocabulary,))
         assert tokenizer is not None
-        backend, lengths = tokenizer.backend, []
-
-        def counting(texts: list[str], **options: object) -> object:
-            lengths.append(sum(map(len, texts)))
-            return backend(texts, **options)
-
-        limited = dataclasses.replace(tokenizer, backend=counting)
-        items = limited.items(read_sentences(path))
-        assert sum(lengths) < 500_000
+        backend = tokenizer.backend
+        counting = CountingBackend(backend)
+        items = dataclasses.replace(tokenizer, backend=counting).items(read_sentences(path))
+        assert sum(counting.lengths) < 500_000
         # The beginning decides alone: the same ids as of a text that is just long enough.
         expected = backend([("the " + word * 40)[:400_000], "the sat"], truncation=True, max_length=limit)
         assert [list(ids) for ids in items.ids] == expected["input_ids"]
@@ -194,15 +205,10 @@ class TestText:
     ) -> None:
         tokenizer = find_tokenizer(bert(10, 512, directory=vocabulary), (vocabulary,))
         assert tokenizer is not None
-        backend, lengths = tokenizer.backend, []
-
-        def counting(texts: list[str], **options: object) -> object:
-            lengths.append(sum(map(len, texts)))
-            return backend(texts, **options)
-
+        counting = CountingBackend(tokenizer.backend)
         lines = [Sentence("cat " * 4_999 + "sat", str(number)) for number in range(20)]
         dataclasses.replace(tokenizer, backend=counting).items(lines)
-        assert max(lengths) <= 1 << 18
+        assert max(counting.lengths) <= 1 << 18
 
     def test_all_files_in_order_and_a_limit(self, tmp_path: Path, vocabulary: Path) -> None:
         first, second = file_with(tmp_path, "the\ncat\n", "z.txt"), file_with(tmp_path, "sat\n", "a.txt")
