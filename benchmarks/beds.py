@@ -198,9 +198,13 @@ class Bed:
             ]
             types[kind.name] = found[0][kind.name]
             for number, profile in enumerate(types[kind.name]["model_profiles"][load.model]):
+                alike = [one[kind.name]["model_profiles"][load.model][number] for one in found]
                 for key in ("time_s", "receive_s", "send_s"):
-                    each = [one[kind.name]["model_profiles"][load.model][number][key] for one in found]
-                    profile[key] = [statistics.median(times) for times in zip(*each, strict=True)]
+                    times = zip(*(one[key] for one in alike), strict=True)
+                    profile[key] = [statistics.median(each) for each in times]
+                for key in ("feed_s", "collect_s"):
+                    if key in profile:
+                        profile[key] = statistics.median(one[key] for one in alike)
         devices = {kind.name: kind.names for kind in self.kinds}
         _write(self.files["device_types"], types)
         _write(self.files["devices"], devices)

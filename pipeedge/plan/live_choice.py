@@ -114,6 +114,7 @@ class LivePlanning:
         self._trial: _Trial | None = None
         self._back: tuple[Placing, float] | None = None  # the plan before, and by how much it was faster
         self._of_present: deque[WorkWindow] = deque(maxlen=MANY_WINDOWS)  # its windows
+        self._calm: deque[float] = deque(maxlen=MANY_WINDOWS)  # what plans reached while nothing had moved
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -201,6 +202,8 @@ class LivePlanning:
         self._seen_at |= dict.fromkeys(values, self._windows)
         self._history.append((seen, items_per_s([window])))
         self._of_present.append(window)
+        if self.is_settled and not self._drift.duration:
+            self._calm.append(self._reached())
         if self._since_hosts is not None:
             self._since_hosts = self._since_hosts + 1 if self._since_hosts < _LOOKED else None
         forgotten = self._windows - self._memory()
@@ -273,21 +276,34 @@ class LivePlanning:
 
     def _is_limit(self, least: float = _LIMITED) -> bool:
         """Return whether the stages and links limit the throughput, and not the input."""
+        return self._reached() >= least
+
+    def _reached(self) -> float:
+        """Return the throughput of the latest windows, as a fraction of what the slowest stage allows."""
         rates = [rate for _, rate in list(self._history)[-WINDOWS:]]
         periods = [period_s(self._problem, self._present, seen) for seen in self._recent(WINDOWS)]
         size = self._problem.batch_size
-        parts = [rate * period / size for rate, period in zip(rates, periods, strict=True)]
-        return statistics.median(parts) >= least
+        return statistics.median(rate * period / size for rate, period in zip(rates, periods, strict=True))
+
+    def _reach(self) -> float:
+        """Return what a balanced plan reaches of what its slowest stage allows, compared with the present.
+
+        Where all stages take about as long and microbatches vary, each waits for the others now and then. One
+        that has become much slower than the others never does, so that its plan reaches more.
+        """
+        if not self._calm:
+            return 1.0
+        return min(1.0, max(_LIMITED, statistics.median(self._calm) / max(self._reached(), _LIMITED)))
 
     def _best(self, waited: int, left_items: float | None) -> Proposal | None:
         # Where no number has moved, only many windows tell a gain from noise.
         windows = max(waited if self._drift.duration else MANY_WINDOWS, self._patience())
-        now = self._throughput(self._present, windows)
+        now, reach = self._throughput(self._present, windows), self._reach()
         least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
         best: Proposal | None = None
         why = moved_words(self._drift.moved()) or "other hosts are there"
         for stages in self._possible():
-            gain = self._throughput(stages, windows) / now - 1
+            gain = reach * self._throughput(stages, windows) / now - 1
             if gain >= least and (best is None or gain > best.gain):
                 best = self._proposal(stages, gain, why)
         if best is None or not self._is_limit():

@@ -347,6 +347,24 @@ def test_the_predicted_gain_counts_hosts_as_fast_as_they_are(near: list[float], 
     assert proposal.gain == pytest.approx(gain)
 
 
+@settings(max_examples=20, derandomize=True)
+@given(st.floats(0.9, 1.0), st.floats(1.8, 3.0))
+def test_the_predicted_gain_counts_what_a_balanced_plan_loses(reached: float, slow: float) -> None:
+    """Microbatches vary, so that the stages of a balanced plan wait for each other now and then."""
+    problem = problem_of(3, 48)
+    stages = best_placing(problem, Conditions(), sorted(problem.hosts))
+    planning, hosts = planning_of(problem), frozenset(problem.hosts)
+    calm = exact_window(problem, stages)
+    for _ in range(2 * WINDOWS):
+        window = replace(calm, seconds=calm.seconds / reached)
+        assert planning.take(window, stages, hosts, None) is None
+    before = exact_window(problem, stages, slow)
+    proposal = [planning.take(before, stages, hosts, None) for _ in range(WINDOWS)][-1]
+    assert proposal is not None
+    after = reached * items_per_s([exact_window(problem, proposal.stages, slow)])
+    assert proposal.gain == pytest.approx(after / items_per_s([before]) - 1, abs=0.01)
+
+
 def exact_window(problem: Problem, stages: Placing, slow: float = 1.0) -> WorkWindow:
     """Return a window whose rate is exactly what the stages allow."""
     window = window_of(problem, stages, slow)
