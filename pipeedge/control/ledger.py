@@ -15,6 +15,9 @@ one, whose results wait until all of the former is written:
             written      first           next
     ───────────┤── before ─┤── the new ────┤·······    at most ``window`` of the new are under way
 
+While results of the epoch before are missing, each that is written lets one new microbatch in, after a first
+one. More would wait in the new stages, and to read and send them takes time from those that compute the rest.
+
 An entry is what it takes to read the microbatch again, and what the rows need besides the outputs: the
 places of its items in the input, their labels and sources.
 """
@@ -55,6 +58,7 @@ class Ledger(Generic[_Entry]):
         self._epoch = self._before = 0
         self._written = self._next = written
         self._first = written  # lowest number that the epoch is fed
+        self._changed_at = written  # what was written when it was announced
         self._entries: dict[int, _Entry] = {}
         self._count: int | None = None
 
@@ -84,7 +88,7 @@ class Ledger(Generic[_Entry]):
             raise ValueError(f"epoch {epoch} with a window of {window} cannot follow epoch {self._epoch}")
         self._epoch, self._window = epoch, window
         self._before, self._first = 0, self._written
-        self._next = self._written
+        self._next = self._changed_at = self._written
 
     def change(self, epoch: int, window: int) -> int:
         """Let ``epoch`` be fed what follows; return the lowest number of that.
@@ -97,13 +101,16 @@ class Ledger(Generic[_Entry]):
             raise ValueError(f"epoch {epoch} with a window of {window} cannot follow epoch {self._epoch}")
         self._before, self._epoch = self._epoch, epoch
         self._window, self._first = window, self._next
+        self._changed_at = self._written
         return self._first
 
     def next_number(self) -> int | None:
         """Return the number to feed next, or None while the window is full and once the input has ended."""
-        if self._next - max(self._written, self._first) >= self._window or self._next == self._count:
-            return None
-        return self._next
+        room = self._window
+        if self._written < self._first:
+            room = min(room, 1 + self._written - self._changed_at)
+        is_full = self._next - max(self._written, self._first) >= room
+        return None if is_full or self._next == self._count else self._next
 
     def entry(self, number: int) -> _Entry | None:
         """Return the entry of a microbatch that was fed before; None if it has not been read yet."""

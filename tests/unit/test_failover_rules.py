@@ -403,6 +403,32 @@ class TestLedger:
         assert ledger.next_number() == 2
         assert [ledger.judge(epoch, 2) for epoch in (1, 2)] == [Arrival.DROP] * 2
 
+    @given(st.integers(0, 8), st.integers(0, 8), st.integers(1, 6), st.integers(0, 1 << 32))
+    @settings(max_examples=100)
+    def test_each_result_of_the_former_epoch_lets_one_microbatch_in(
+        self, fed: int, written: int, window: int, seed: int
+    ) -> None:
+        chance, ledger = random.Random(seed), Ledger[int](window=8)
+        ledger.restart(1, 8)
+        for number in range(fed):
+            ledger.fed(number, number)
+        for number in range(min(fed, written)):
+            ledger.wrote(number)
+        waiting = fed - ledger.written  # results that the former epoch still owes
+        assert ledger.change(2, window) == fed
+        came = new = 0
+        while came < waiting or new < window:
+            if came < waiting and chance.random() < 0.5:
+                ledger.wrote(ledger.written)
+                came += 1
+            elif (number := ledger.next_number()) is not None:
+                assert number == fed + new
+                ledger.fed(number, number)
+                new += 1
+            else:
+                assert new == (window if came == waiting else min(window, 1 + came))
+                assert came < waiting
+
     def test_result_that_skips_another_is_a_fault(self) -> None:
         ledger = Ledger[str](window=3, written=4)
         ledger.restart(1, 3)
