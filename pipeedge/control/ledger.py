@@ -15,8 +15,9 @@ one, whose results wait until all of the former is written:
             written      first           next
     ───────────┤── before ─┤── the new ────┤·······    at most ``window`` of the new are under way
 
-While results of the epoch before are missing, each that is written lets one new microbatch in, after a first
-one. More would wait in the new stages, and to read and send them takes time from those that compute the rest.
+Feeding begins with one, and goes on with one for each result that is written, of either epoch, and two for
+every second: to read and send all at once, only to wait in the new stages, would take the data rank's
+processor from the results that are due.
 
 An entry is what it takes to read the microbatch again, and what the rows need besides the outputs: the
 places of its items in the input, their labels and sources.
@@ -106,10 +107,10 @@ class Ledger(Generic[_Entry]):
 
     def next_number(self) -> int | None:
         """Return the number to feed next, or None while the window is full and once the input has ended."""
-        room = self._window
-        if self._written < self._first:
-            room = min(room, 1 + self._written - self._changed_at)
-        is_full = self._next - max(self._written, self._first) >= room
+        is_full = self._next - max(self._written, self._first) >= self._window
+        if self._before:
+            came = self._written - self._changed_at
+            is_full = is_full or self._next - self._first >= 1 + came + came // 2
         return None if is_full or self._next == self._count else self._next
 
     def entry(self, number: int) -> _Entry | None:

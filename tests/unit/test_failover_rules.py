@@ -405,29 +405,31 @@ class TestLedger:
 
     @given(st.integers(0, 8), st.integers(0, 8), st.integers(1, 6), st.integers(0, 1 << 32))
     @settings(max_examples=100)
-    def test_each_result_of_the_former_epoch_lets_one_microbatch_in(
+    def test_results_let_microbatches_into_a_new_plan(
         self, fed: int, written: int, window: int, seed: int
     ) -> None:
+        """Three for two results of either plan, after a first one, until the window is full."""
         chance, ledger = random.Random(seed), Ledger[int](window=8)
         ledger.restart(1, 8)
         for number in range(fed):
             ledger.fed(number, number)
         for number in range(min(fed, written)):
             ledger.wrote(number)
-        waiting = fed - ledger.written  # results that the former epoch still owes
         assert ledger.change(2, window) == fed
-        came = new = 0
-        while came < waiting or new < window:
-            if came < waiting and chance.random() < 0.5:
-                ledger.wrote(ledger.written)
-                came += 1
-            elif (number := ledger.next_number()) is not None:
+        before, new = ledger.written, 0
+        while ledger.written < before + 30:
+            came, done = ledger.written - before, max(0, ledger.written - fed)
+            number = ledger.next_number()
+            assert (number is None) == (new - done == window or new >= (2 + 3 * came) // 2)
+            if number is not None and (ledger.under_way == 0 or chance.random() < 0.7):
                 assert number == fed + new
                 ledger.fed(number, number)
                 new += 1
             else:
-                assert new == (window if came == waiting else min(window, 1 + came))
-                assert came < waiting
+                ledger.wrote(ledger.written)
+        while (number := ledger.next_number()) is not None:
+            ledger.fed(number, number)
+        assert ledger.under_way == window
 
     def test_result_that_skips_another_is_a_fault(self) -> None:
         ledger = Ledger[str](window=3, written=4)
