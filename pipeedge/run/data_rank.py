@@ -189,5 +189,7 @@ def _count_not_finite(outputs: torch.Tensor) -> int:
     """Return the number of items whose outputs contain NaN or infinity."""
     # By NumPy: torch gives up the lock of Python for every operation, and waits for it afterwards.
     values = (outputs.float() if outputs.dtype is torch.bfloat16 else outputs).numpy()
-    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    return len(values) - int(np.count_nonzero(finite))
+    finite = np.isfinite(values)
+    if finite.all():
+        return 0
+    return len(values) - int(np.count_nonzero(finite.reshape(len(values), -1).all(axis=1)))

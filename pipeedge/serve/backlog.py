@@ -14,12 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from pipeedge.base.errors import PipeEdgeError
 from pipeedge.serve.batching import Batcher, BatchLimits
-from pipeedge.serve.flights import Counts, Entry, Flight, QueueState, claim
-from pipeedge.serve.pending import PendingAnswers
+from pipeedge.serve.flights import Claimed, Counts, Entry, Flight, QueueState, claim
+from pipeedge.serve.pending import Found, PendingAnswers
 
 __all__ = ["Backlog"]
 
@@ -104,11 +102,11 @@ class Backlog:
         self._again.clear()
         return dropped
 
-    def give_up(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Count ``entries``, which were removed, as failed; return those that somebody waits for."""
-        wanted = [entries[place] for place in claim(entries)]
-        self.counts.failed += len(wanted)
-        return wanted
+    def give_up(self, entries: Sequence[Entry], error: PipeEdgeError) -> Claimed:
+        """Count ``entries``, which were removed, as failed; return ``error`` for those somebody awaits."""
+        claimed = claim(entries, [error] * len(entries))
+        self.counts.failed += sum(map(len, claimed.values()))
+        return claimed
 
     # -- microbatches under way ----------------------------------------------------------------------
 
@@ -139,25 +137,24 @@ class Backlog:
         """Return whether the next results to come are those of the items with these numbers."""
         return bool(self._under_way) and self._under_way[0].numbers == numbers
 
-    def land(
-        self, outputs: Sequence[npt.NDArray[np.float32] | None], now: float
-    ) -> list[tuple[Entry, npt.NDArray[np.float32] | None]]:
+    def land(self, found: Sequence[Found], now: float) -> Claimed:
         """Remove the oldest microbatch under way, whose outputs have come.
 
         Args:
-            outputs: Outputs of each item, or None for one whose outputs are not all numbers.
+            found: Outputs of each item, or the error of one whose outputs are not all numbers.
             now: Time in seconds.
 
         Returns:
-            The items that somebody waits for, with their outputs.
+            What was found for the items that somebody waits for.
         """
         flight = self._under_way.popleft()
-        wanted = claim(flight.entries)
-        good = sum(outputs[row] is not None for row in wanted)
+        claimed = claim(flight.entries, found)
         self.counts.landed(flight, now)
-        self.counts.answered += good
-        self.counts.failed += len(wanted) - good
-        return [(flight.entries[row], outputs[row]) for row in wanted]
+        for some in claimed.values():
+            bad = sum(isinstance(own, PipeEdgeError) for _, own in some)
+            self.counts.answered += len(some) - bad
+            self.counts.failed += bad
+        return claimed
 
     # -- figures -------------------------------------------------------------------------------------
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 
+from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data.items import Item
-from pipeedge.data.source import Group
+from pipeedge.data.source import Group, Microbatch
 from pipeedge.serve.pending import Found, PendingAnswers
 
-__all__ = ["Counts", "Entry", "Flight", "QueueState", "claim", "deliver", "outputs_of_items"]
+__all__ = ["Claimed", "Counts", "Entry", "Flight", "QueueState", "claim", "deliver", "found_of_items"]
 
 _LONGEST_RETRY_S = 60
 _SMOOTHING = 0.2
 """Weight of the latest microbatch in the average time of an item."""
 
 
-class Entry(NamedTuple):
+class Entry(Struct, frozen=True, eq=False):
     """An item, and where its answer goes."""
 
     item: Item
@@ -42,20 +44,24 @@ class Entry(NamedTuple):
         return list(map(cls, items, repeat(answers), range(len(items)), tokens))
 
 
-def claim(entries: Sequence[Entry]) -> list[int]:
-    """Return the places of those entries that somebody still waits for; they are about to be answered."""
-    wanted = [place for place, entry in enumerate(entries) if entry.answers.unclaimed]
-    for place in wanted:
-        entries[place].answers.unclaimed -= 1
-    return wanted
+Claimed: TypeAlias = Mapping[PendingAnswers, Sequence[tuple[int, Found]]]
+"""Answers for those who wait, each with its place among theirs."""
 
 
-def deliver(answered: Iterable[tuple[Entry, Found]]) -> None:
+def claim(entries: Sequence[Entry], found: Sequence[Found]) -> Claimed:
+    """Return what was found for those entries that somebody still waits for; it is about to be delivered."""
+    claimed: dict[PendingAnswers, list[tuple[int, Found]]] = {}
+    for entry, own in zip(entries, found, strict=True):
+        answers = entry.answers
+        if answers.unclaimed:
+            answers.unclaimed -= 1
+            claimed.setdefault(answers, []).append((entry.place, own))
+    return claimed
+
+
+def deliver(claimed: Claimed) -> None:
     """Bring answers to those who wait, who are woken once for all that they get."""
-    together: dict[PendingAnswers, list[tuple[int, Found]]] = {}
-    for entry, found in answered:
-        together.setdefault(entry.answers, []).append((entry.place, found))
-    for answers, some in together.items():
+    for answers, some in claimed.items():
         answers.put(some)
 
 
@@ -80,25 +86,29 @@ class Flight:
         return tuple(range(self.first, self.first + len(self.entries)))
 
 
-def outputs_of_items(
-    outputs: torch.Tensor, lengths: tuple[int, ...] | None
-) -> list[npt.NDArray[np.float32] | None]:
-    """Return the outputs of each item, without padding; None for one whose outputs are not all numbers.
+def found_of_items(outputs: torch.Tensor, microbatch: Microbatch) -> list[Found]:
+    """Return the outputs of each item, without padding; an error for one whose outputs are not all numbers.
 
     Args:
-        outputs: Outputs of a microbatch [items, ...].
-        lengths: Number of tokens of each item, or None for images.
+        outputs: Outputs of the microbatch [items, ...].
+        microbatch: The microbatch.
     """
     # Copied, as the link needs its memory again; by NumPy, as torch gives up the lock of Python for every
     # operation, and threads that prepare may keep it for milliseconds.
     values = (outputs if outputs.dtype is torch.float32 else outputs.float()).numpy().copy()
-    if values.ndim > 2 and lengths is not None:
-        rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
-        return [row if np.isfinite(row).all() else None for row in rows]
-    finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-    if finite.all():
-        return list(values)
-    return [row if is_number else None for row, is_number in zip(values, finite, strict=True)]
+    rows: list[npt.NDArray[np.float32]] = list(values)
+    if values.ndim > 2 and microbatch.tokens is not None:
+        rows = [row[:length] for row, length in zip(rows, microbatch.tokens, strict=True)]
+    elif np.isfinite(values).all():
+        return list[Found](rows)
+    return [
+        row if np.isfinite(row).all() else _not_finite(source)
+        for row, source in zip(rows, microbatch.sources, strict=True)
+    ]
+
+
+def _not_finite(source: str) -> PipeEdgeError:
+    return PipeEdgeError(f"{source}: the model produced NaN or infinity: check its weights")
 
 
 @dataclass(frozen=True)

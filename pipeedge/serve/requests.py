@@ -30,7 +30,7 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.serve.backlog import Backlog
 from pipeedge.serve.batching import BatchLimits
-from pipeedge.serve.flights import Entry, QueueState, deliver, outputs_of_items
+from pipeedge.serve.flights import Entry, QueueState, deliver, found_of_items
 from pipeedge.serve.pending import EndedError, PendingAnswers
 
 __all__ = [
@@ -206,8 +206,8 @@ class RequestQueue:
 
     def _reject(self, entries: Sequence[Entry], error: PipeEdgeError) -> None:
         with self._lock:
-            wanted = self._backlog.give_up(entries)
-        deliver((entry, error) for entry in wanted)
+            claimed = self._backlog.give_up(entries, error)
+        deliver(claimed)
 
     # -- the feeding thread --------------------------------------------------------------------------
 
@@ -305,13 +305,13 @@ class RequestQueue:
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
         """Answer the items of the oldest microbatch under way."""
-        found = outputs_of_items(outputs, microbatch.tokens)
+        found = found_of_items(outputs, microbatch)
         with self._lock:
             if not self._backlog.is_due(microbatch.numbers):
                 raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
-            answered = self._backlog.land(found, self._clock())
+            claimed = self._backlog.land(found, self._clock())
             self._work.notify_all()
-        deliver((entry, _not_finite(entry.item) if own is None else own) for entry, own in answered)
+        deliver(claimed)
 
     def __exit__(
         self,
@@ -368,7 +368,3 @@ class RequestStream:
         """Wake the thread that waits."""
         self._closed = True
         self._queue.wake()
-
-
-def _not_finite(item: Item) -> PipeEdgeError:
-    return PipeEdgeError(f"{item.source}: the model produced NaN or infinity: check its weights")
