@@ -238,7 +238,7 @@ class Pipeline:
         return answers_in_order(
             self._running(),
             inputs,  # type: ignore[arg-type]
-            group=min(4 * self._request.microbatch_size, self._max_waiting),
+            group=min(8 * self._request.microbatch_size, self._max_waiting),
             ahead=self._max_waiting,
         )
 

@@ -249,13 +249,13 @@ def _token_counts(items: Sequence[Item]) -> tuple[int, ...] | None:
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> TensorSpec:
     """Return the specification of the stacked tensors, which may differ in length in one dimension."""
-    shapes = {tuple(tensor.shape) for tensor in tensors}
+    shapes = {tensor.shape for tensor in tensors}
     (shape,) = shapes if len(shapes) == 1 else {(max(length for (length,) in shapes),)}
     return TensorSpec((len(tensors), *shape), tensors[0].dtype)
 
 
 def _stack(tensors: Sequence[torch.Tensor], target: torch.Tensor) -> None:
-    if all(tensor.shape == target.shape[1:] for tensor in tensors):
+    if {tensor.shape for tensor in tensors} == {target.shape[1:]}:
         torch.stack(list(tensors), out=target)
         return
     target.zero_()
