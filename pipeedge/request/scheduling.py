@@ -170,14 +170,14 @@ class ScheduleRequest:
         "hosts when any one but the data rank's is lost",
     )
 
-    replan: str = option(
-        ONLY_REPORT,
+    replan: str | None = option(
+        None,
         "--replan",
         choices=(AUTO, OFF, ONLY_REPORT),
         obeyed_by=ObeyedBy.RANK_0,
         help="with automatic scheduling: whether rank 0 compares what it hears of hosts and links with their "
         "profiles, and says when another schedule would pay; auto: and changes to it, which needs -c tcp "
-        "({default})",
+        "(auto with -c tcp where the run goes on after failures, else only-report)",
     )
 
     def __post_init__(self) -> None:
@@ -257,6 +257,11 @@ class ScheduleRequest:
         and bits together keeps an agreement that one for the cut alone would not know of.
         """
         return self.automatic and not self.joint and self.replan != OFF
+
+    @property
+    def follows_proposals(self) -> bool:
+        """Whether a run whose links can open again changes to a better schedule by itself."""
+        return self.watched and self.replan != ONLY_REPORT
 
     @property
     def automatic(self) -> bool:

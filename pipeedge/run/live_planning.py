@@ -24,7 +24,6 @@ from pipeedge.plan.live_choice import LivePlanning, Placing, Proposal
 from pipeedge.plan.live_search import LiveSearch, host_names, profiled_problem
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
 from pipeedge.run.replanning import PlanAsMeasured
@@ -120,7 +119,7 @@ class RunWatcher:
         if proposal is None:
             return
         planned = search.planned(proposal.stages, proposal.conditions, plan.max_tokens)
-        if self._context.request.schedule.replan == AUTO and plan.goes_on:
+        if self._context.request.schedule.follows_proposals and plan.goes_on:
             self._change(planning, proposal, planned, seen)
         elif proposal.stages not in self._proposed:
             self._proposed.add(proposal.stages)

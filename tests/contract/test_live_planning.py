@@ -70,7 +70,8 @@ class SimulatedRun:
         self.lines: list[str] = []
         self.replans: list[ReplanRecord] = []
         planned = plan_schedule(self.request, MODEL)
-        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction, goes_on=True)
+        goes_on = self.request.transport.goes_on
+        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction, goes_on=goes_on)
         self.outcome = outcome
         self._epoch = 1
         self._seconds = seconds
@@ -138,8 +139,9 @@ class SimulatedRun:
         return RunSnapshot(self._epoch, True, None, facts, statuses)
 
 
-def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str) -> None:
-    run = SimulatedRun(f"0 3 {files}", 300, half_speed)
+@pytest.mark.parametrize("options", ["", "-c tcp --replan only-report", "-c tcp --on-failure stop"])
+def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str, options: str) -> None:
+    run = SimulatedRun(f"0 3 {options} {files}", 300, half_speed)
     assert len(run.lines) == len(run.replans) == 1
     (line,), (record,) = run.lines, run.replans
     assert line.startswith("b takes 2 times as long as planned; with layers ")
@@ -163,7 +165,7 @@ def test_a_run_changes_its_schedule_and_says_what_that_has_brought(
     files: str, slow_from_s: float, heard_s: float
 ) -> None:
     run = SimulatedRun(
-        f"0 3 -c tcp --replan auto {files}",
+        f"0 3 -c tcp {files}",
         150,
         lambda now_s, rank: 2.0 if rank == 1 and now_s > slow_from_s else 1.0,
         heard_s=heard_s,
