@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -60,7 +59,7 @@ class Group:
     numbered: Sequence[tuple[int, Item]]
     """Position of each item in the input, and the item; at least one."""
 
-    @cached_property
+    @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Specification of the payload, with sequences padded to the longest one."""
         columns = zip(*(item.tensors for _, item in self.numbered), strict=True)

@@ -56,7 +56,9 @@ class Batcher:
         self._alike: dict[int, dict[int, None]] = {}  # numbers by their tokens, in order of arrival
         self._deadlines_s: dict[int, float] = {}
         self._furthest: list[int] = []
-        """Youngest items of those microbatches that have passed some item that waits, in order."""
+        """Youngest items of those microbatches that have passed some item, in order. What is older than all
+        that waits does not count; it is dropped when another microbatch passes one.
+        """
         self._latest = -1
         self._earliest_s = math.inf
         """Time before which no deadline is over."""
@@ -126,6 +128,12 @@ class Batcher:
         """
         if not self._waiting:
             return ()
+        if len(self._alike) == 1:  # as images are, and without a choice: nobody passes anybody
+            (tokens,) = self._alike
+            most = min(self._limits.max_items, self._limits.max_tokens // tokens)
+            numbers = tuple(islice(self._waiting, max(1, most)))
+            self.cancel(numbers)
+            return numbers
         numbers = tuple(sorted(self._choose()))
         self.cancel(numbers)
         bisect.insort(self._furthest, numbers[-1])
@@ -135,10 +143,6 @@ class Batcher:
 
     def _choose(self) -> set[int]:
         """Return the numbers of the next microbatch's items."""
-        if len(self._alike) == 1:  # as images are, and without a choice: nobody passes anybody
-            (tokens,) = self._alike
-            most = min(self._limits.max_items, self._limits.max_tokens // tokens)
-            return set(islice(self._waiting, max(1, most)))
         oldest, *urgent = self._urgent()
         length = self._waiting[oldest]
         load, chosen = _Load(self._limits, length), {oldest}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import repeat
 from typing import TypeAlias
 
@@ -75,7 +74,7 @@ class Flight:
     fed_at: float
     """Time when it was fed, in seconds."""
 
-    @cached_property
+    @property
     def group(self) -> Group:
         """Its items as the pipeline takes them."""
         return Group([(number, entry.item) for number, entry in enumerate(self.entries, start=self.first)])

@@ -182,8 +182,8 @@ class Preparation:
         if kinds == {str} and self._tokenizer is not None:
             return self.sentences(list(map(Sentence, values, sources)))
         if kinds == {np.ndarray} and self._tokenizer is None:
-            shape, dtype = values[0].shape, values[0].dtype
-            if dtype == np.uint8 and shape and all(v.shape == shape and v.dtype == dtype for v in values):
+            (shape, dtype), *others = {(value.shape, value.dtype) for value in values}
+            if dtype == np.uint8 and shape and not others:
                 return self._images(np.concatenate(values).reshape(len(values), *shape), sources)
         return None
 
