@@ -98,6 +98,8 @@ def schedule(
     link_bits: int | None = 0,
     type_feed_s: npt.ArrayLike = ...,
     type_collect_s: npt.ArrayLike = ...,
+    type_input_send_s: npt.ArrayLike = ...,
+    type_output_receive_s: npt.ArrayLike = ...,
     input_bytes: float | None = None,
 ) -> ScheduleResult:
     """Find the best schedule of ``L`` layers on ``H`` hosts of ``T`` types, without the interpreter lock.
@@ -134,6 +136,10 @@ def schedule(
         type_feed_s: ``[T]``, seconds to read and feed a microbatch on a data host of this type.
         type_collect_s: ``[T]``, seconds to collect its results there. A stage on the data host takes both in
             addition to its own time; otherwise they overlap.
+        type_input_send_s: ``[T]``, seconds to pass the input to a link on a data host of this type, added to
+            feeding if the first stage is on another host (0).
+        type_output_receive_s: ``[T]``, seconds to take the outputs from a link there, added to collecting if
+            the last stage is on another host (0).
         input_bytes: bytes of one item of input (``elements_in * element_bytes``).
 
     Raises:

@@ -185,6 +185,8 @@ def _with_kept(tried: Problem, stage: PlacedStage) -> Problem:
         stage_s=tuple(map(tuple, rows)),
         feed_s=kind.feed_s,
         collect_s=kind.collect_s,
+        input_send_s=kind.input_send_s,
+        output_receive_s=kind.output_receive_s,
         dtype=kind.dtype,
         threads=kind.threads,
         tokens=kind.tokens,

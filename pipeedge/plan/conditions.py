@@ -23,6 +23,9 @@ __all__ = [
     "HostPair",
     "PlacedStage",
     "StageFigures",
+    "collecting_seconds",
+    "data_seconds",
+    "feeding_seconds",
     "held_bytes",
     "input_seconds",
     "link_seconds",
@@ -92,11 +95,10 @@ def measured(
     """
     hosts = {}
     for stage, figure in zip(stages, figures, strict=True):
-        kind = problem.kind_of(stage.host)
-        promised = sum(kind.time_s[stage.layers.start : stage.layers.stop])
-        own_s = kind.feed_s + kind.collect_s if stage.host == problem.data_host else 0.0
+        promised = sum(problem.kind_of(stage.host).time_s[stage.layers.start : stage.layers.stop])
         if promised > 0:
-            hosts[stage.host] = _without(own_s, figure.compute_s * problem.batch_size, promised) / promised
+            seconds = figure.compute_s * problem.batch_size
+            hosts[stage.host] = _without(data_seconds(problem, stage), seconds, promised) / promised
     common = sorted(hosts.values())[(len(hosts) - 1) // 2] if varying and len(hosts) > 1 else 1.0
     found = Conditions(hosts, {}, common)
     period = period_s(problem, stages, found)
@@ -164,14 +166,12 @@ def period_s(problem: Problem, stages: Sequence[PlacedStage], conditions: Condit
 def _costs(problem: Problem, stages: Sequence[PlacedStage], conditions: Conditions) -> Iterator[float]:
     data = problem.data_host
     if data is not None:
-        kind = problem.kind_of(data)
-        yield from (kind.feed_s, kind.collect_s)
+        yield feeding_seconds(problem, stages[0].host)
+        yield collecting_seconds(problem, stages[-1].host)
         slowness = conditions.links.get((data, stages[0].host), 1.0)
         yield slowness * input_seconds(problem, stages[0].host)
     for number, stage in enumerate(stages):
-        kind = problem.kind_of(stage.host)
-        own_s = kind.feed_s + kind.collect_s if stage.host == data else 0.0
-        yield conditions.of_host(stage.host) * stage_seconds(problem, stage) + own_s
+        yield conditions.of_host(stage.host) * stage_seconds(problem, stage) + data_seconds(problem, stage)
         after = stages[number + 1].host if number + 1 < len(stages) else data
         if after is not None:
             slowness = conditions.links.get((stage.host, after), 1.0)
@@ -190,6 +190,23 @@ def stage_seconds(problem: Problem, stage: PlacedStage) -> float:
     if kind.send_s and not (free_end and layers.stop == len(kind.send_s)):
         seconds += kind.send_s[layers.stop - 1]
     return seconds
+
+
+def feeding_seconds(problem: Problem, first: str) -> float:
+    """Return the seconds that the data rank takes to feed a microbatch to a first stage on ``first``."""
+    return problem.data_work.feeding_s(away=first != problem.data_host)
+
+
+def collecting_seconds(problem: Problem, last: str) -> float:
+    """Return the seconds that the data rank takes to collect a microbatch of a last stage on ``last``."""
+    return problem.data_work.collecting_s(away=last != problem.data_host)
+
+
+def data_seconds(problem: Problem, stage: PlacedStage) -> float:
+    """Return the seconds of a microbatch that the data rank's own work adds to a stage; 0 on other hosts."""
+    if stage.host != problem.data_host:
+        return 0.0
+    return problem.data_work.beside_s(stage.layers, len(problem.layers.elements_out))
 
 
 def input_seconds(problem: Problem, host: str) -> float:

@@ -11,7 +11,16 @@ from pipeedge.models.outline import Outline
 from pipeedge.plan import scheduler
 from pipeedge.plan.after_loss import Survivor, keep_layers
 from pipeedge.plan.beside import best_beside, fits_beside, placed
-from pipeedge.plan.conditions import Conditions, input_seconds, link_seconds, stage_seconds, with_conditions
+from pipeedge.plan.conditions import (
+    Conditions,
+    collecting_seconds,
+    data_seconds,
+    feeding_seconds,
+    input_seconds,
+    link_seconds,
+    stage_seconds,
+    with_conditions,
+)
 from pipeedge.plan.live_choice import Placing
 from pipeedge.plan.order import in_present_order
 from pipeedge.plan.planning import Plan
@@ -168,21 +177,20 @@ class LiveSearch:
 
 def _predicted(problem: Problem, stages: Placing, tokens: int | None) -> Prediction:
     """Return what the schedule promises."""
-    data = problem.data_host
-    feed_s, collect_s, input_link_s = 0.0, 0.0, 0.0
-    if data is not None:
-        kind = problem.kind_of(data)
-        feed_s, collect_s = kind.feed_s, kind.collect_s
-        input_link_s = input_seconds(problem, stages[0].host)
 
     def promises() -> Iterator[StagePrediction]:
         for number, stage in enumerate(stages):
-            kind = problem.kind_of(stage.host)
-            own_s = feed_s + collect_s if stage.host == data else 0.0
-            after = stages[number + 1].host if number + 1 < len(stages) else data
+            kind, own_s = problem.kind_of(stage.host), data_seconds(problem, stage)
+            after = stages[number + 1].host if number + 1 < len(stages) else problem.data_host
             link_s = 0.0 if after is None else link_seconds(problem, stage, after)
             busy_s = stage_seconds(problem, stage) + own_s
             yield StagePrediction(busy_s, link_s, kind.threads, kind.tokens, own_s, kind.kernels)
 
-    size = round(problem.batch_size)
-    return Prediction(tuple(promises()), size, tokens, input_link_s, feed_s, collect_s)
+    return Prediction(
+        tuple(promises()),
+        round(problem.batch_size),
+        tokens,
+        input_link_s=input_seconds(problem, stages[0].host),
+        feed_s=feeding_seconds(problem, stages[0].host),
+        collect_s=collecting_seconds(problem, stages[-1].host),
+    )

@@ -24,7 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.beside import fits_beside, host_loads
-from pipeedge.plan.conditions import PlacedStage, held_bytes, link_seconds, period_s, stage_seconds
+from pipeedge.plan.conditions import (
+    PlacedStage,
+    data_seconds,
+    held_bytes,
+    link_seconds,
+    period_s,
+    stage_seconds,
+)
 from pipeedge.plan.problem import Problem
 
 __all__ = ["handover_s", "in_present_order"]
@@ -164,7 +171,5 @@ def _last_layer(problem: Problem, host: str, start: int, limit_s: float) -> int:
 
 def _in_time(problem: Problem, stage: PlacedStage, limit_s: float) -> bool:
     """Return whether a host has the memory for a stage, and computes it within the limit."""
-    kind = problem.kind_of(stage.host)
-    own_s = kind.feed_s + kind.collect_s if stage.host == problem.data_host else 0.0
-    has_room = held_bytes(problem, stage.host, stage.layers) <= kind.mem_bytes
-    return has_room and stage_seconds(problem, stage) + own_s <= limit_s
+    has_room = held_bytes(problem, stage.host, stage.layers) <= problem.kind_of(stage.host).mem_bytes
+    return has_room and stage_seconds(problem, stage) + data_seconds(problem, stage) <= limit_s

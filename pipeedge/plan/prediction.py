@@ -64,9 +64,11 @@ class Prediction:
     input_link_s: Number = 0.0
     """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
     feed_s: Number = 0.0
-    """Seconds that the data rank takes to read and feed a microbatch."""
+    """Seconds that the data rank takes to read and feed a microbatch, with sending it if the first stage is
+    on another host."""
     collect_s: Number = 0.0
-    """Seconds that the data rank takes to collect the results of a microbatch."""
+    """Seconds that the data rank takes to collect the results of a microbatch, with receiving them if the
+    last stage is on another host."""
     joules_per_item: Number | None = None
     """Energy of all hosts that are on, once the pipeline is full, or None if it is unknown."""
 

@@ -21,8 +21,18 @@ from msgspec import Struct
 from pipeedge import _native
 from pipeedge.base.errors import RequestError
 from pipeedge.base.fields import convert
+from pipeedge.base.schedule import LayerRange
 
-__all__ = ["ELEMENT_BYTES", "HostKind", "HostLink", "LayerSizes", "Notes", "Problem", "SolverOptions"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "DataRankWork",
+    "HostKind",
+    "HostLink",
+    "LayerSizes",
+    "Notes",
+    "Problem",
+    "SolverOptions",
+]
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(_native.element_bytes())
 """Bytes of a value that crosses a cut, by the number type of the stage that sends it."""
@@ -51,6 +61,32 @@ class LayerSizes:
 
 
 @dataclass(frozen=True)
+class DataRankWork:
+    """Seconds of a microbatch that the data rank itself spends; 0 where that is unknown."""
+
+    feed_s: float = 0.0
+    """Seconds to read and feed it."""
+    collect_s: float = 0.0
+    """Seconds to collect its results."""
+    input_send_s: float = 0.0
+    """Seconds to pass the input to a link, if the first stage is on another host."""
+    output_receive_s: float = 0.0
+    """Seconds to take the outputs from a link, if the last stage is on another host."""
+
+    def feeding_s(self, *, away: bool) -> float:
+        """Return the seconds of feeding; ``away``: whether the first stage is on another host."""
+        return self.feed_s + self.input_send_s if away else self.feed_s
+
+    def collecting_s(self, *, away: bool) -> float:
+        """Return the seconds of collecting; ``away``: whether the last stage is on another host."""
+        return self.collect_s + self.output_receive_s if away else self.collect_s
+
+    def beside_s(self, layers: LayerRange, n_layers: int) -> float:
+        """Return the seconds that it adds to a stage of a model of ``n_layers``, on the same host."""
+        return self.feeding_s(away=layers.start > 0) + self.collecting_s(away=layers.stop < n_layers)
+
+
+@dataclass(frozen=True)
 class HostKind:
     """Costs of the layers on one kind of host. Lists have one value for each layer, or none."""
 
@@ -71,6 +107,10 @@ class HostKind:
     """Seconds to read and feed a microbatch on the data host."""
     collect_s: float = 0.0
     """Seconds to collect the results of a microbatch on the data host."""
+    input_send_s: float = 0.0
+    """Seconds to pass a microbatch of input to a link on the data host, if the first stage is on another."""
+    output_receive_s: float = 0.0
+    """Seconds to take the outputs of a microbatch from a link there, if the last stage is on another."""
     stage_s: StageBids = ()
     """Bids in seconds, which replace times and memory; empty if there are none. Row ``first`` has those for
     the stages ``[first, first + 1)`` to ``[first, layers)``, infinite for stages the host cannot take."""
@@ -96,6 +136,8 @@ class HostKind:
             **{key: list(values) for key in lists if (values := getattr(self, key))},
             "feed_s": self.feed_s,
             "collect_s": self.collect_s,
+            "input_send_s": self.input_send_s,
+            "output_receive_s": self.output_receive_s,
             "stage_s": [[None if math.isinf(bid) else bid for bid in row] for row in self.stage_s] or None,
         }
 
@@ -177,6 +219,14 @@ class Problem:
     def kind_of(self, host: str) -> HostKind:
         """Return the kind of a host."""
         return next(kind for kind in self.kinds if kind.name == self.hosts[host])
+
+    @property
+    def data_work(self) -> DataRankWork:
+        """Work of the data rank itself; none if there is no data host."""
+        if self.data_host is None:
+            return DataRankWork()
+        kind = self.kind_of(self.data_host)
+        return DataRankWork(kind.feed_s, kind.collect_s, kind.input_send_s, kind.output_receive_s)
 
     def to_json(self) -> str:
         """Return the problem, without its options, as ``sched-pipeline --problem`` reads it."""

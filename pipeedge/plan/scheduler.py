@@ -174,9 +174,11 @@ class Solution:
     input_link_s: float = 0.0
     """Seconds of the link from the data host to the first stage; 0 where nothing is counted."""
     feed_s: float = 0.0
-    """Seconds that the data rank takes to read and feed a microbatch; 0 if unknown."""
+    """Seconds that the data rank takes to read and feed a microbatch, with sending it if the first stage is
+    on another host; 0 if unknown."""
     collect_s: float = 0.0
-    """Seconds that the data rank takes to collect the results of a microbatch; 0 if unknown."""
+    """Seconds that the data rank takes to collect the results of a microbatch, with receiving them if the
+    last stage is on another host; 0 if unknown."""
     losses: tuple[HostLoss, ...] = ()
     """Losses of hosts with a stage and of the data host; empty if not asked for."""
     joules_per_item: float | None = None

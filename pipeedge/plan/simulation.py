@@ -113,9 +113,9 @@ class PipelineModel:
     microbatches: int
     """Number of microbatches."""
     feed_s: float = 0.0
-    """Seconds to read a microbatch of input."""
+    """Seconds to read a microbatch of input and to feed it."""
     collect_s: float = 0.0
-    """Seconds to write the results of a microbatch."""
+    """Seconds to take the results of a microbatch and to write them."""
     last_fraction: float = 1.0
     """Size of the last microbatch as a fraction of the others; its costs shrink by the same factor."""
 

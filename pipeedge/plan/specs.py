@@ -254,8 +254,7 @@ class ModelProfile:
     def over(self, transport: str, cut_bytes: Sequence[float]) -> ModelProfile:
         """Return the profile with the costs of ``transport`` included, as ``sched-pipeline`` counts them.
 
-        The data rank is charged for receiving the results only: the first stage is mostly on its host, and
-        then takes its input from memory.
+        What the data rank spends on its links depends on where the stages are, and is not included.
 
         Args:
             transport: transport of the links.
@@ -271,9 +270,18 @@ class ModelProfile:
             self,
             receive_s=tuple(seconds + costs.receiving_s(size) for seconds, size in given),
             send_s=tuple(seconds + costs.sending_s(size) for seconds, size in taken),
-            collect_s=self.collect_s and self.collect_s + costs.receiving_s(cut_bytes[-1]),
             handling={},
         )
+
+    def input_send_s(self, transport: str, size_bytes: float) -> float:
+        """Return the seconds to send a microbatch of input on a data host, 0 where feeding is unknown."""
+        costs = self.handling.get(transport)
+        return costs.sending_s(size_bytes) if costs is not None and self.feed_s else 0.0
+
+    def output_receive_s(self, transport: str, size_bytes: float) -> float:
+        """Return the seconds to receive its outputs on a data host, 0 where collecting is unknown."""
+        costs = self.handling.get(transport)
+        return costs.receiving_s(size_bytes) if costs is not None and self.collect_s else 0.0
 
     @property
     def known_agreement(self) -> float | None:

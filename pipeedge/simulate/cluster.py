@@ -16,7 +16,7 @@ from itertools import pairwise
 from pipeedge.base.errors import ScheduleError, SpecError
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
-from pipeedge.plan.problem import ELEMENT_BYTES
+from pipeedge.plan.problem import ELEMENT_BYTES, DataRankWork
 from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
 from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
@@ -169,8 +169,8 @@ class SimulatedCluster:
             + (f"it has {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
-    def data_work(self, data_host: str, dtype: str, load: Workload) -> tuple[float, float]:
-        """Return the seconds that the data rank takes to feed a microbatch and to collect one, 0 if unknown.
+    def data_work(self, data_host: str, dtype: str, load: Workload) -> DataRankWork:
+        """Return the data rank's own work.
 
         Args:
             data_host: host of the data rank.
@@ -180,11 +180,13 @@ class SimulatedCluster:
         _, device = self.type_of(data_host)
         for profile in device.profiles.get(load.model_name, ()):
             if _same_conditions(profile, dtype, load):
-                collect_s, costs = profile.collect_s or 0.0, profile.handling.get(TRANSPORT)
-                if collect_s and costs is not None:
-                    collect_s += costs.receiving_s(load.cut_bytes(load.model.layers, dtype))
-                return profile.feed_s or 0.0, collect_s
-        return 0.0, 0.0
+                return DataRankWork(
+                    profile.feed_s or 0.0,
+                    profile.collect_s or 0.0,
+                    profile.input_send_s(TRANSPORT, load.cut_bytes(0, dtype)),
+                    profile.output_receive_s(TRANSPORT, load.cut_bytes(load.model.layers, dtype)),
+                )
+        return DataRankWork()
 
     def link(self, source: str, destination: str) -> NeighborLink:
         """Return the link between two hosts.
@@ -222,7 +224,7 @@ class SimulatedCluster:
         # The data rank sends its input uncompressed.
         codecs = [0.0, *map(load.codec_s, schedule.stages)]
         stages = []
-        feed_s, collect_s = self.data_work(data_host, schedule.stages[0].dtype, load)
+        work = self.data_work(data_host, schedule.stages[0].dtype, load)
         for number, stage in enumerate(schedule.stages):
             profile, layers = self.profile(stage, load), stage.layers
             incoming, outgoing = links[number : number + 2]
@@ -231,7 +233,7 @@ class SimulatedCluster:
                 SimulatedStage(
                     # Feeding and collecting use the processor of the data rank's own stage.
                     compute_s=sum(profile.time_s[layers.start : layers.stop])
-                    + (feed_s + collect_s if host_of(stage) == data_host else 0.0),
+                    + (work.beside_s(layers, load.model.layers) if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
                     encode_s=codecs[number + 1],
                     send_s=0.0 if outgoing.in_memory else _of_layer(profile.send_s, layers.stop - 1),
@@ -242,8 +244,8 @@ class SimulatedCluster:
             tuple(stages),
             links,
             load.microbatches,
-            max(load.read_s, feed_s),
-            max(load.write_s, collect_s) + codecs[-1],
+            max(load.read_s, work.feeding_s(away=not links[0].in_memory)),
+            max(load.write_s, work.collecting_s(away=not links[-1].in_memory)) + codecs[-1],
             last / load.microbatch_size,
         )
 

@@ -74,14 +74,18 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
                              double buffers_in, double buffers_out, const Doubles& type_receive_s,
                              const Doubles& type_send_s, const Doubles& type_activation_bytes,
                              const Doubles& type_stage_s, const Doubles& type_feed_s,
-                             const Doubles& type_collect_s, std::optional<double> input_bytes) {
+                             const Doubles& type_collect_s, const Doubles& type_input_send_s,
+                             const Doubles& type_output_receive_s, std::optional<double> input_bytes) {
   const py::ssize_t layers = length_of(mem_bytes, "mem_bytes");
   const py::ssize_t types = length_of(type_mem_bytes, "type_mem_bytes");
   const py::ssize_t hosts = length_of(host_types, "host_types");
   const py::ssize_t links = length_of(link_bw_bytes_per_s, "link_bw_bytes_per_s");
   require_shape(elements_out, "elements_out", {layers}, "(layers,)");
   require_shape(type_bw_bytes_per_s, "type_bw_bytes_per_s", {types}, "(types,)");
-  for (const auto& [table, name] : {std::pair{&type_feed_s, "type_feed_s"}, {&type_collect_s, "type_collect_s"}}) {
+  for (const auto& [table, name] : {std::pair{&type_feed_s, "type_feed_s"},
+                                    {&type_collect_s, "type_collect_s"},
+                                    {&type_input_send_s, "type_input_send_s"},
+                                    {&type_output_receive_s, "type_output_receive_s"}}) {
     if (table->size() > 0) require_shape(*table, name, {types}, "(types,)");
   }
   require_shape(type_time_s, "type_time_s", {types, layers}, "(types, layers)");
@@ -115,6 +119,8 @@ pipeedge::Problem to_problem(const Doubles& mem_bytes, const Doubles& elements_o
     }
     if (type_feed_s.size() > 0) type.feed_s = type_feed_s.at(t);
     if (type_collect_s.size() > 0) type.collect_s = type_collect_s.at(t);
+    if (type_input_send_s.size() > 0) type.input_send_s = type_input_send_s.at(t);
+    if (type_output_receive_s.size() > 0) type.output_receive_s = type_output_receive_s.at(t);
     problem.types.push_back(std::move(type));
   }
   for (py::ssize_t h = 0; h < hosts; ++h) {
@@ -197,12 +203,13 @@ ScheduleResult schedule(const Doubles& mem_bytes, const Doubles& elements_out, d
                         double time_limit_s, const Doubles& type_receive_s, const Doubles& type_send_s,
                         const Doubles& type_activation_bytes, const Doubles& type_stage_s,
                         std::optional<int> link_bits, const Doubles& type_feed_s,
-                        const Doubles& type_collect_s, std::optional<double> input_bytes) {
+                        const Doubles& type_collect_s, const Doubles& type_input_send_s,
+                        const Doubles& type_output_receive_s, std::optional<double> input_bytes) {
   const pipeedge::Problem problem =
       to_problem(mem_bytes, elements_out, elements_in, type_mem_bytes, type_bw_bytes_per_s, type_time_s,
                  host_types, link_hosts, link_bw_bytes_per_s, link_latency_s, data_host, batch_size,
                  element_bytes, buffers_in, buffers_out, type_receive_s, type_send_s, type_activation_bytes,
-                 type_stage_s, type_feed_s, type_collect_s, input_bytes);
+                 type_stage_s, type_feed_s, type_collect_s, type_input_send_s, type_output_receive_s, input_bytes);
   pipeedge::Options options;
   options.objective = to_objective(objective);
   options.time_limit_s = time_limit_s;
@@ -276,5 +283,6 @@ void bind_scheduler(py::module_& module) {
              py::arg("type_send_s") = no_numbers, py::arg("type_activation_bytes") = no_numbers,
              py::arg("type_stage_s") = no_numbers, py::arg("link_bits") = 0,
              py::arg("type_feed_s") = no_numbers, py::arg("type_collect_s") = no_numbers,
+             py::arg("type_input_send_s") = no_numbers, py::arg("type_output_receive_s") = no_numbers,
              py::arg("input_bytes") = py::none());
 }

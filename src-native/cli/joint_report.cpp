@@ -232,10 +232,12 @@ std::string joint_report_json(const NamedJoint& joint, const JointSolution& solu
   json.key("max_loss").value(joint.problem.max_loss);
   json.key("losses_known").value(joint.losses_known);
   const Problem& first = setting_of(joint, solution.stages.front()).problem;
-  const DeviceType* data =
-      first.data_host < 0 ? nullptr : &first.types[at(first.hosts[at(first.data_host)].type)];
-  json.key("feed_s").value(data == nullptr ? 0 : data->feed_s);
-  json.key("collect_s").value(data == nullptr ? 0 : data->collect_s);
+  const DataWork data = data_work(first);
+  const auto away = [&](const JointStage& stage) {
+    return first.data_host < 0 || names[at(stage.host)] != first.hosts[at(first.data_host)].name;
+  };
+  json.key("feed_s").value(data.feeding_s(away(solution.stages.front())));
+  json.key("collect_s").value(data.collecting_s(away(solution.stages.back())));
   if (costs.joules) json.key("joules_per_item").value(*costs.joules / solution.batch_size);
   const bool seconds = options.objective != Objective::kEnergy;
   json.key(seconds ? "objective_s" : "objective_j").value(solution.objective);

@@ -83,6 +83,8 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.activation_bytes = per_layer(view, "activation_bytes", layers);
   type.feed_s = number_or(view, "feed_s", 0);
   type.collect_s = number_or(view, "collect_s", 0);
+  type.input_send_s = number_or(view, "input_send_s", 0);
+  type.output_receive_s = number_or(view, "output_receive_s", 0);
   type.stage_s = bids_from(view, layers);
   type.busy_w = number_or(view, "busy_w", -1);
   type.idle_w = number_or(view, "idle_w", 0);
@@ -128,6 +130,8 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
   write_known(json, "loss", notes.loss);
   json.key("feed_s").value(type.feed_s);
   json.key("collect_s").value(type.collect_s);
+  if (type.input_send_s > 0) json.key("input_send_s").value(type.input_send_s);
+  if (type.output_receive_s > 0) json.key("output_receive_s").value(type.output_receive_s);
   if (type.busy_w >= 0) json.key("busy_w").value(type.busy_w);
   if (type.idle_w > 0) json.key("idle_w").value(type.idle_w);
   if (type.bids()) {

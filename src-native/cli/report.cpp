@@ -47,6 +47,18 @@ std::string stage_text(const Problem& problem, const std::vector<Stage>& stages,
          yaml::printable(host_of(problem, stages[static_cast<std::size_t>(index)]).name);
 }
 
+// Seconds that the data rank takes to feed and to collect a microbatch of a schedule, its links included.
+struct DataSeconds {
+  double feeding = 0;
+  double collecting = 0;
+};
+
+DataSeconds data_seconds(const Problem& problem, const std::vector<Stage>& stages) {
+  const DataWork data = data_work(problem);
+  return {data.feeding_s(stages.front().host != problem.data_host),
+          data.collecting_s(stages.back().host != problem.data_host)};
+}
+
 Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& stages,
                            const std::vector<StageCost>& costs) {
   Bottleneck worst;
@@ -62,7 +74,9 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
     consider(Bottleneck::Kind::kLink, i, i < last ? i + 1 : Bottleneck::kDataHost,
              costs[static_cast<std::size_t>(i)].link_out_s);
   }
-  consider(Bottleneck::Kind::kData, Bottleneck::kDataHost, Bottleneck::kDataHost, data_floor_seconds(problem));
+  const DataSeconds data = data_seconds(problem, stages);
+  consider(Bottleneck::Kind::kData, Bottleneck::kDataHost, Bottleneck::kDataHost,
+           std::max(data.feeding, data.collecting));
   const std::string from = stage_text(problem, stages, worst.stage);
   const std::string seconds = seconds_text(worst.seconds);
   switch (worst.kind) {
@@ -75,12 +89,10 @@ Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& sta
     case Bottleneck::Kind::kLink:
       worst.words = "the link from " + from + " to " + stage_text(problem, stages, worst.to) + " takes " + seconds;
       break;
-    case Bottleneck::Kind::kData: {
-      const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
-      const DeviceType& type = type_of(problem, host);
-      worst.words = from + (type.feed_s >= type.collect_s ? " reads the input in " : " collects the results in ") + seconds;
+    case Bottleneck::Kind::kData:
+      worst.words =
+          from + (data.feeding >= data.collecting ? " reads the input in " : " collects the results in ") + seconds;
       break;
-    }
   }
   return worst;
 }
@@ -306,12 +318,12 @@ std::string stage_table(const Report& report) {
 
 std::string data_host_line(const Problem& problem, const Solution& solution) {
   const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
-  const DeviceType& type = type_of(problem, host);
+  const DataSeconds data = data_seconds(problem, solution.stages);
   const auto stage = std::find_if(solution.stages.begin(), solution.stages.end(),
                                   [&](const Stage& one) { return one.host == problem.data_host; });
   return "data host    " + yaml::printable(host.name) +
-         (type.feed_s + type.collect_s > 0
-              ? ": feeding takes " + seconds_text(type.feed_s) + ", collecting " + seconds_text(type.collect_s)
+         (data.feeding + data.collecting > 0
+              ? ": feeding takes " + seconds_text(data.feeding) + ", collecting " + seconds_text(data.collecting)
               : std::string(": its profile does not say what feeding and collecting take")) +
          (stage == solution.stages.end()
               ? std::string("; no stage is there")
@@ -393,10 +405,7 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
                         const Questions& questions) {
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
-  const DeviceType* data =
-      problem.data_host < 0
-          ? nullptr
-          : &type_of(problem, problem.hosts[static_cast<std::size_t>(problem.data_host)]);
+  const DataSeconds data = data_seconds(problem, solution.stages);
   JsonWriter json;
   const auto stage_or_data = [&](int stage) {
     if (stage == Bottleneck::kDataHost) {
@@ -448,8 +457,8 @@ std::string report_json(const Report& report, const std::vector<std::string>& wa
   json.key("seconds").value(report.bottleneck.seconds);
   json.key("words").value(report.bottleneck.words);
   json.close('}');
-  json.key("feed_s").value(data ? data->feed_s : 0);
-  json.key("collect_s").value(data ? data->collect_s : 0);
+  json.key("feed_s").value(data.feeding);
+  json.key("collect_s").value(data.collecting);
   json.key("bottleneck_s").value(solution.bottleneck_s);
   json.key("throughput_items_per_s").value(report.items_per_s());
   json.key("latency_s").value(solution.latency_s);

@@ -15,10 +15,6 @@ const DeviceType& type_of(const Problem& problem, int host) {
   return problem.types[static_cast<std::size_t>(problem.hosts[static_cast<std::size_t>(host)].type)];
 }
 
-const DeviceType* data_type(const Problem& problem) {
-  return problem.data_host == -1 ? nullptr : &type_of(problem, problem.data_host);
-}
-
 // Whether nothing crosses a link on the host where the model begins or ends.
 bool free_end(const Problem& problem, int host) {
   return problem.data_host == -1 || problem.data_host == host;
@@ -59,18 +55,17 @@ const std::vector<double>& weights_on(const Problem& problem, const DeviceType& 
   return type.weight_bytes.empty() ? problem.model.mem_bytes : type.weight_bytes;
 }
 
-double data_seconds(const Problem& problem) {
-  const DeviceType* type = data_type(problem);
-  return type == nullptr ? 0 : type->feed_s + type->collect_s;
+DataWork data_work(const Problem& problem) {
+  if (problem.data_host == -1) return {};
+  const DeviceType& type = type_of(problem, problem.data_host);
+  return {type.feed_s, type.collect_s, type.feed_s + type.collect_s, type.input_send_s, type.output_receive_s};
 }
 
-double data_floor_seconds(const Problem& problem) {
-  const DeviceType* type = data_type(problem);
-  return type == nullptr ? 0 : std::max(type->feed_s, type->collect_s);
-}
-
-double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs) {
-  double worst = data_floor_seconds(problem);
+double bottleneck_seconds(const Problem& problem, const std::vector<Stage>& stages,
+                          const std::vector<StageCost>& costs) {
+  const DataWork data = data_work(problem);
+  double worst = std::max(data.feeding_s(stages.front().host != problem.data_host),
+                          data.collecting_s(stages.back().host != problem.data_host));
   for (const StageCost& cost : costs) worst = std::max(worst, cost.worst_s());
   return worst;
 }
@@ -101,6 +96,7 @@ double latency_seconds(const std::vector<StageCost>& costs) {
 std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages) {
   check_schedule(problem, stages);
   const LinkTable links(problem);
+  const DataWork data = data_work(problem);
   std::vector<StageCost> costs;
   costs.reserve(stages.size());
   for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -111,7 +107,9 @@ std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>
     StageCost cost;
     cost.compute_s = layers.seconds(receive_seconds(problem, stage.host, stage.first),
                                     send_seconds(problem, stage.host, stage.last));
-    if (stage.host == problem.data_host) cost.data_s = data_seconds(problem);
+    if (stage.host == problem.data_host) {
+      cost.data_s = data.total_s(stage.first > 0, stage.last < problem.model.layers());
+    }
     cost.mem_bytes = layers.held_bytes() + buffer_bytes(problem, stage.first, stage.last);
     cost.mem_available_bytes = type.mem_bytes;
     const int before = s > 0 ? stages[s - 1].host : problem.data_host;

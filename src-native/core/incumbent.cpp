@@ -16,8 +16,9 @@ std::vector<Stage> stages_of(const Instance& instance, const Path& path) {
 }
 
 Costs costs_of(const Instance& instance, const Path& path) {
-  const std::vector<StageCost> costs = evaluate(instance.problem(), stages_of(instance, path));
-  return {bottleneck_seconds(instance.problem(), costs), latency_seconds(costs)};
+  const std::vector<Stage> stages = stages_of(instance, path);
+  const std::vector<StageCost> costs = evaluate(instance.problem(), stages);
+  return {bottleneck_seconds(instance.problem(), stages, costs), latency_seconds(costs)};
 }
 
 bool uses_data_host(const Instance& instance, const Path& path) {

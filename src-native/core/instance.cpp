@@ -36,7 +36,8 @@ std::vector<double> layer_shares(const DeviceType& type, int layers) {
 
 }  // namespace
 
-Instance::Instance(const Problem& problem) : problem_(problem), layers_(problem.model.layers()) {
+Instance::Instance(const Problem& problem)
+    : problem_(problem), layers_(problem.model.layers()), data_(data_work(problem)) {
   for (int cut = 0; cut <= layers_; ++cut) {
     bytes_.push_back(link_bytes(problem, cut));
     buffer_in_.push_back(problem.buffers_in * cut_bytes(problem, cut));
@@ -93,12 +94,10 @@ void Instance::measure_links(const LinkTable& links) {
   const int data = problem_.data_host;
   for (int cls = 0; cls < classes(); ++cls) {
     const int host = hosts(cls).front();
-    data_s_.push_back(data != -1 && host == data ? data_seconds(problem_) : 0);
     if (data != -1 && host == data) data_class_ = cls;
     from_data_.push_back(data == -1 ? 0 : links.seconds(data, host, bytes(0)));
     to_data_.push_back(data == -1 ? 0 : links.seconds(host, data, bytes(layers_)));
   }
-  data_floor_ = data_floor_seconds(problem_);
   if (!pairwise_) return;
   const LinkSpeed none{0, kInfinity};
   speeds_.assign(index(classes()) * index(classes()), none);
@@ -161,13 +160,13 @@ double Instance::link(int from_cls, int to_cls, int cut) const {
 }
 
 double Instance::link_in(int cls, int cut) const {
-  if (cut == 0) return std::max(from_data_[index(cls)], data_floor_);
+  if (cut == 0) return std::max(from_data_[index(cls)], data_.feeding_s(cls != data_class_));
   if (!pairwise_) return link_seconds(bytes(cut), type(cls).bw_bytes_per_s, 0);
   return link_seconds(bytes(cut), best_in_[index(cls)].bw_bytes_per_s, best_in_[index(cls)].latency_s);
 }
 
 double Instance::link_out(int cls, int cut) const {
-  if (cut == layers_) return to_data_[index(cls)];
+  if (cut == layers_) return std::max(to_data_[index(cls)], data_.collecting_s(cls != data_class_));
   if (!pairwise_) return link_seconds(bytes(cut), type(cls).bw_bytes_per_s, 0);
   return link_seconds(bytes(cut), best_out_[index(cls)].bw_bytes_per_s, best_out_[index(cls)].latency_s);
 }

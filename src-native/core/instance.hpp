@@ -51,12 +51,15 @@ class Instance {
     return stage.seconds(receive(cls, stage.first()), send(cls, stage.last()));
   }
   double busy_seconds(int cls, const GrowingStage& stage) const {
-    return stage_seconds(cls, stage) + data_s_[index(cls)];
+    return stage_seconds(cls, stage) + data_seconds(cls, stage.first(), stage.last());
   }
-  // Time of the data rank's own work if the class is its host, else 0.
-  double data_work(int cls) const { return data_s_[index(cls)]; }
+  // Time of the data rank's own work beside a stage if the class is its host, else 0. A longer stage with the same
+  // first layer does not have more of it.
+  double data_seconds(int cls, int first, int last) const {
+    return cls == data_class_ ? data_.total_s(first > 0, last < layers_) : 0;
+  }
   // A lower bound on the cost of every schedule: the data rank's work, wherever the stages run.
-  double data_floor() const { return data_floor_; }
+  double data_floor() const { return data_.floor_s(); }
   // The class that consists of the data host; -1 without one.
   int data_class() const { return data_class_; }
   // Time besides the layers: taking a microbatch from the link at a cut, and passing it to the link there.
@@ -81,7 +84,7 @@ class Instance {
   double link_from_data(int cls) const { return from_data_[index(cls)]; }
   double link_to_data(int cls) const { return to_data_[index(cls)]; }
   // Time of a stage's link at a cut, as far as its own end determines it: exact if separable, else a bound.
-  // At the input it is at least data_floor().
+  // At the ends it is at least the time of feeding or collecting, with the first or last stage on this class.
   double link_in(int cls, int cut) const;
   double link_out(int cls, int cut) const;
 
@@ -108,8 +111,7 @@ class Instance {
   std::vector<double> receive_, send_;          // [class, cut]
   std::vector<double> through_;                 // [class, cut]: seconds of the layers before
   int data_class_ = -1;
-  double data_floor_ = 0;
-  std::vector<double> data_s_;                  // the data rank's own work, by class
+  DataWork data_;
   std::vector<double> from_data_, to_data_;
   std::vector<LinkSpeed> speeds_;               // pairwise only: [from * classes + to]
   std::vector<LinkSpeed> best_in_, best_out_;   // pairwise only: the best of each over all partners

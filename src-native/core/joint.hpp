@@ -22,8 +22,8 @@
 //                        of the period. On are the hosts with a stage, and the data host; links cost nothing
 //
 // Losses are parts of the answers that change. That they add up is an assumption; a plan has to be tried out.
-// The data rank's own work, in seconds for a microbatch, is the largest that any setting of u states for it, as are
-// the watts that it takes for that.
+// The data rank's own work, in seconds for a microbatch, is the largest that any setting of u states for it (feeding
+// and collecting, both together, and what its links add, each by itself), as are the watts that it takes for that.
 //
 // kThroughput minimises period / u, kLatency the latency of one microbatch, kEnergy joules / u with a throughput
 // of at least Options::min_items_per_s; all of them with a loss of at most max_loss and a latency of at most
@@ -101,7 +101,7 @@ struct JointSolution {
   double loss = kInfinity;
   double elapsed_s = 0;
 
-  double gap() const { return relative_gap(status, objective, lower_bound); }
+  double gap() const;                  // as Solution::gap()
 };
 
 struct JointStageCost {

@@ -1,5 +1,6 @@
 // The rules that a joint problem keeps, and the costs of one plan: what the search must agree with.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -66,14 +67,17 @@ void check_plan(const JointProblem& problem, const Wiring& wiring, const std::ve
 }
 
 // The energy of a plan, if the watts of all hosts that are on are known; the period has to be.
-void add_joules(const JointProblem& problem, const Wiring& wiring, const DataWork& data,
+void add_joules(const JointProblem& problem, const Wiring& wiring, const DataHost& data,
                 const std::vector<JointStage>& stages, JointCosts& costs) {
   bool known = data.busy_w >= 0;
-  double sum = data.joules(costs.period_s);
+  // Its links belong to the data host, whether it has a stage or not.
+  const double own = data.joules(costs.period_s) + data.link_joules(stages.front().host != wiring.data_host(),
+                                                                    stages.back().host != wiring.data_host());
+  double sum = own;
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const JointStage& stage = stages[s];
-    const Problem& own = problem.settings[at(stage.setting)].problem;
-    const DeviceType& type = own.types[at(own.hosts[at(wiring.in_setting(stage.host, stage.setting))].type)];
+    const Problem& setting = problem.settings[at(stage.setting)].problem;
+    const DeviceType& type = setting.types[at(setting.hosts[at(wiring.in_setting(stage.host, stage.setting))].type)];
     JointStageCost& cost = costs.stages[s];
     const bool on_data = stage.host == wiring.data_host();
     if (type.busy_w < 0 || (on_data && data.busy_w < 0)) {
@@ -81,13 +85,19 @@ void add_joules(const JointProblem& problem, const Wiring& wiring, const DataWor
       continue;
     }
     const double computing = busy_joules(type, cost.seconds.compute_s);
-    cost.joules = computing + (on_data ? data.joules(costs.period_s) : type.idle_w * costs.period_s);
+    cost.joules = computing + (on_data ? own : type.idle_w * costs.period_s);
     sum += on_data ? computing : *cost.joules;
   }
   if (known) costs.joules = sum;
 }
 
 }  // namespace
+
+double JointSolution::gap() const {
+  if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
+  if (std::isinf(objective)) return 1;
+  return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
+}
 
 void validate(const JointProblem& problem) {
   if (problem.settings.empty()) fail("there is no setting: no microbatch size and number type");
@@ -148,9 +158,10 @@ std::vector<std::string> unknown_watts(const JointProblem& problem) {
 JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& stages) {
   const Wiring wiring(problem);
   check_plan(problem, wiring, stages);
-  const DataWork data = data_work(problem, problem.settings[at(stages.front().setting)].problem.batch_size);
+  const DataHost data = data_host_of(problem, problem.settings[at(stages.front().setting)].problem.batch_size);
   JointCosts costs;
-  costs.period_s = data.longest_s;
+  costs.period_s = std::max(data.work.feeding_s(stages.front().host != wiring.data_host()),
+                            data.work.collecting_s(stages.back().host != wiring.data_host()));
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const JointStage& stage = stages[s];
     const Setting& setting = problem.settings[at(stage.setting)];
@@ -165,7 +176,9 @@ JointCosts evaluate(const JointProblem& problem, const std::vector<JointStage>& 
     cost.loss = stage_loss(setting, type_index, stage.first, stage.last);
     StageCost& seconds = cost.seconds;
     seconds.compute_s = layers.seconds(receive_seconds(own, host, stage.first), send_seconds(own, host, stage.last));
-    if (stage.host == wiring.data_host()) seconds.data_s = data.total_s;
+    if (stage.host == wiring.data_host()) {
+      seconds.data_s = data.work.total_s(stage.first > 0, stage.last < problem.layers());
+    }
     const Problem& before = s == 0 ? own : problem.settings[at(stages[s - 1].setting)].problem;
     seconds.mem_bytes = layers.held_bytes() + own.buffers_in * cut_bytes(before, stage.first) +
                         own.buffers_out * cut_bytes(own, stage.last);

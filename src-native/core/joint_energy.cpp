@@ -27,7 +27,7 @@ const JointInstance& JointEnergy::instance(int size) const { return sizes_[at(si
 JointEnergy::Span JointEnergy::whole(int size) const {
   const JointInstance& instance = this->instance(size);
   const double batch_size = instance.batch_size();
-  double longest_s = instance.data().longest_s;
+  double longest_s = instance.data().work.floor_s();
   double joules = 0;
   for (int l = 0; l < instance.layers(); ++l) {
     double least_s = kInfinity;

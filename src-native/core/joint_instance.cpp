@@ -44,18 +44,22 @@ double stage_loss(const Setting& setting, int type, int first, int last) {
 
 double width_loss(const Width& width, int cut) { return width.loss.empty() ? 0 : width.loss[at(cut)]; }
 
-DataWork data_work(const JointProblem& problem, double batch_size) {
-  DataWork work;
+DataHost data_host_of(const JointProblem& problem, double batch_size) {
+  DataHost data;
+  const auto raise = [](double& most, double value) { most = std::max(most, value); };
   for (const Setting& setting : problem.settings) {
-    if (setting.problem.batch_size != batch_size) continue;
-    work.total_s = std::max(work.total_s, data_seconds(setting.problem));
-    work.longest_s = std::max(work.longest_s, data_floor_seconds(setting.problem));
-    if (setting.problem.data_host == -1) continue;
+    if (setting.problem.batch_size != batch_size || setting.problem.data_host == -1) continue;
+    const DataWork work = data_work(setting.problem);
+    raise(data.work.feed_s, work.feed_s);
+    raise(data.work.collect_s, work.collect_s);
+    raise(data.work.both_s, work.both_s);
+    raise(data.work.input_send_s, work.input_send_s);
+    raise(data.work.output_receive_s, work.output_receive_s);
     const DeviceType& type = type_of(setting.problem, setting.problem.data_host);
-    work.busy_w = work.busy_w < 0 || type.busy_w < 0 ? -1 : std::max(work.busy_w, type.busy_w);
-    work.idle_w = type.idle_w;
+    data.busy_w = data.busy_w < 0 || type.busy_w < 0 ? -1 : std::max(data.busy_w, type.busy_w);
+    data.idle_w = type.idle_w;
   }
-  return work;
+  return data;
 }
 
 Wiring::Wiring(const JointProblem& problem) {
@@ -93,7 +97,7 @@ Wiring::Wiring(const JointProblem& problem) {
 }
 
 JointInstance::JointInstance(const JointProblem& problem, const Wiring& wiring, double batch_size)
-    : problem_(problem), wiring_(wiring), batch_size_(batch_size), data_(data_work(problem, batch_size)) {
+    : problem_(problem), wiring_(wiring), batch_size_(batch_size), data_(data_host_of(problem, batch_size)) {
   std::map<double, int> sizes;
   for (std::size_t s = 0; s < problem.settings.size(); ++s) {
     if (problem.settings[s].problem.batch_size != batch_size) continue;

@@ -52,18 +52,22 @@ double width_loss(const Width& width, int cut);
 // Joules that computing takes of a host, besides those of an idle one.
 inline double busy_joules(const DeviceType& type, double seconds) { return (type.busy_w - type.idle_w) * seconds; }
 
-// The data rank's own work in seconds for a microbatch: on its host in all, and the longest part of it. Without a
-// data host, all is 0.
-struct DataWork {
-  double total_s = 0;
-  double longest_s = 0;
-  double busy_w = 0;                   // of its host while it does this work; negative: unknown
-  double idle_w = 0;                   // of its host, which is on in any plan
+// The data rank's host, apart from a stage there. Without a data host, all is 0.
+struct DataHost {
+  DataWork work;
+  double busy_w = 0;                   // while it does this work; negative: unknown
+  double idle_w = 0;                   // while it waits; it is on in any plan
 
-  // Joules of a microbatch, without those of a stage on the same host.
-  double joules(double period_s) const { return (busy_w - idle_w) * total_s + idle_w * period_s; }
+  // Joules of so much work.
+  double joules_of(double work_s) const { return (busy_w - idle_w) * work_s; }
+  // Joules of a microbatch, without those of links.
+  double joules(double period_s) const { return joules_of(work.both_s) + idle_w * period_s; }
+  // Joules that the links add.
+  double link_joules(bool first_away, bool last_away) const {
+    return joules_of((first_away ? work.input_send_s : 0) + (last_away ? work.output_receive_s : 0));
+  }
 };
-DataWork data_work(const JointProblem& problem, double batch_size);
+DataHost data_host_of(const JointProblem& problem, double batch_size);
 
 struct Mode {
   int cls = 0;
@@ -87,7 +91,7 @@ class JointInstance {
   int count(int cls) const { return static_cast<int>(hosts(cls).size()); }
   int group(int cls) const { return group_[static_cast<std::size_t>(cls)]; }
   int data_class() const { return data_class_; }
-  const DataWork& data() const { return data_; }
+  const DataHost& data() const { return data_; }
 
   const std::vector<Mode>& modes() const { return modes_; }
   const Problem& costs(const Mode& mode) const { return setting(mode).problem; }
@@ -120,7 +124,7 @@ class JointInstance {
   const JointProblem& problem_;
   const Wiring& wiring_;
   double batch_size_;
-  DataWork data_;
+  DataHost data_;
   std::vector<int> settings_;          // those of this microbatch size
   std::vector<std::vector<int>> hosts_;
   std::vector<int> group_;             // by class

@@ -53,14 +53,15 @@ bool JointNetwork::within(const Amounts& amount) const {
   return true;
 }
 
-// `busy_s`: while the host computes; `seconds`: of latency.
-double JointNetwork::score_of(const Mode& mode, double busy_s, double seconds) const {
+// `busy_s`: while the host computes; `first`: the first layer of the arc, whose seconds and end are known.
+double JointNetwork::score_of(const Mode& mode, double busy_s, const JointArc& arc, int first) const {
   const bool on_data = mode.cls == instance_.data_class();
-  double sum = score_.stage + (on_data ? 0 : score_.away) + score_.second * seconds;
+  double sum = score_.stage + (on_data ? 0 : score_.away) + score_.second * arc.amount[kSeconds];
   if (score_.joule > 0) {
     const DeviceType& type = instance_.costs(mode).types[at(mode.type)];
     // The data host is on in any plan.
     sum += score_.joule * (busy_joules(type, busy_s) + (on_data ? 0 : type.idle_w * score_.period_s));
+    sum += score_.joule * instance_.data().link_joules(!on_data && first == 0, !on_data && arc.to == layers());
   }
   return sum;
 }
@@ -72,11 +73,12 @@ void JointNetwork::add_arcs(int cut, int number) {
   const Wiring& wiring = instance_.wiring();
   const int host = instance_.hosts(mode.cls).front();
   const bool on_data = mode.cls == instance_.data_class();
+  const DataWork& data = instance_.data().work;
   const double memory = with_tolerance(type.mem_bytes);
   double begins_s = 0;
   if (cut == 0 && wiring.data_host() != -1) {
     begins_s = wiring.seconds(wiring.data_host(), host, cut_bytes(costs, 0));
-    if (!allowed(begins_s)) return;
+    if (!allowed(std::max(begins_s, data.feeding_s(!on_data)))) return;
   }
   const double receive = receive_seconds(costs, mode.host, cut);
   GrowingStage stage(costs, type, cut);
@@ -101,21 +103,21 @@ void JointNetwork::add_arcs(int cut, int number) {
     const double loss = stage_loss(instance_.setting(mode), mode.type, cut, last);
     const double seconds = stage.seconds(receive, send_seconds(costs, mode.host, last));
     if (!std::isfinite(seconds) || std::isinf(loss)) continue;
-    if (!allowed(seconds + (on_data ? instance_.data().total_s : 0))) continue;
+    if (!allowed(seconds + (on_data ? data.total_s(cut > 0, last < layers()) : 0))) continue;
     double ends_s = 0;
     if (last == layers() && wiring.data_host() != -1) {
       ends_s = wiring.seconds(host, wiring.data_host(), cut_bytes(costs, last));
-      if (!allowed(ends_s)) continue;
+      if (!allowed(std::max(ends_s, data.collecting_s(!on_data)))) continue;
     }
     arc.amount[kLoss] = loss;
     arc.amount[kSeconds] = begins_s + seconds + ends_s;
-    arc.amount[kScore] = score_of(mode, seconds, arc.amount[kSeconds]);
+    arc.to = last;
+    arc.amount[kScore] = score_of(mode, seconds, arc, cut);
     if (!within(arc.amount)) continue;
     arc.mode = number;
     arc.cls = mode.cls;
     arc.group = instance_.group(mode.cls);
     arc.sender = instance_.sender(mode);
-    arc.to = last;
     arcs_.push_back(arc);
   }
 }

@@ -75,7 +75,7 @@ class JointNetwork {
            static_cast<std::size_t>(group);
   }
   void add_arcs(int cut, int mode);
-  double score_of(const Mode& mode, double busy_s, double seconds) const;
+  double score_of(const Mode& mode, double busy_s, const JointArc& arc, int first) const;
   void add_hops(int cut, int sender, int group);
   bool allowed(double seconds);
   bool within(const Amounts& amount) const;

@@ -72,7 +72,7 @@ class JointSolver {
   // Each layer in its fastest mode.
   double least_possible(const JointSize& size) const {
     const JointInstance& instance = size.feasibility->instance();
-    double longest = instance.data().longest_s;
+    double longest = instance.data().work.floor_s();
     double sum = 0;
     for (int l = 0; l < instance.layers(); ++l) {
       double least = kInfinity;
@@ -187,7 +187,7 @@ class JointSolver {
     JointLimits limits;
     limits.most[kSeconds] = problem_.max_latency_s;
     limits.period_s = best_.costs.period_s;
-    const DataWork& data = sizes_[at(best_.size)].feasibility->instance().data();
+    const DataHost& data = sizes_[at(best_.size)].feasibility->instance().data();
     limits.most[kScore] = *best_.costs.joules - data.joules(limits.period_s);
     Score score;
     score.joule = 1;

@@ -76,7 +76,7 @@ AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
   // The lower bound for the narrowest links holds for all widths.
   const std::vector<StageCost> costs = evaluate(best.problem, best.solution.stages);
   Solution& solution = best.solution;
-  solution.bottleneck_s = bottleneck_seconds(best.problem, costs);
+  solution.bottleneck_s = bottleneck_seconds(best.problem, solution.stages, costs);
   solution.latency_s = latency_seconds(costs);
   solution.objective = solution.bottleneck_s;
   solution.status = narrowest.status;

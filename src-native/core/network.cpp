@@ -49,7 +49,8 @@ Network::ClassStages Network::collect(int cls) {
       stage.add_layer();
       if (instance_.overfull(cls, stage)) break;
       // This stage and all longer ones.
-      const double least = instance_.data_work(cls) + (instance_.receive(cls, first) + stage.layers_s());
+      const double least =
+          instance_.data_seconds(cls, first, layers) + (instance_.receive(cls, first) + stage.layers_s());
       if (least > limit_) {
         note(least);
         break;

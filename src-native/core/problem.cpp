@@ -79,6 +79,8 @@ void check_type(const DeviceType& type, const std::string& what, std::size_t lay
   check_number(type.bw_bytes_per_s, what + "the bandwidth");
   check_number(type.feed_s, what + "the time of feeding");
   check_number(type.collect_s, what + "the time of collecting");
+  check_number(type.input_send_s, what + "the time of sending the input");
+  check_number(type.output_receive_s, what + "the time of receiving the outputs");
   check_number(std::max(type.busy_w, 0.0), what + "the power of a busy host");
   check_number(type.idle_w, what + "the power of an idle host");
   if (type.busy_w >= 0 && type.idle_w > type.busy_w) fail(what + "a busy host takes less power than an idle one");
@@ -113,7 +115,7 @@ void check_link(const Link& link, const std::string& what, std::size_t hosts) {
 
 }  // namespace
 
-double relative_gap(Status status, double objective, double lower_bound) {
+double Solution::gap() const {
   if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
   if (std::isinf(objective)) return 1;
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;

@@ -4,9 +4,11 @@
 //
 //   compute(s, h)  = receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type
 //   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
-//   busy(s, h)     = compute(s, h), plus feed_s + collect_s of its type on the data host
+//   feeding        = feed_s of the data host's type, plus input_send_s if the first stage is on another host
+//   collecting     = collect_s of the data host's type, plus output_receive_s if the last stage is on another host
+//   busy(s, h)     = compute(s, h), plus feeding + collecting on the data host
 //   cost(stage)    = max(busy, link in, link out)
-//   cost(schedule) = max over stages, feed_s and collect_s of the data host (throughput = batch_size / cost)
+//   cost(schedule) = max over stages, feeding and collecting (throughput = batch_size / cost)
 //   latency        = sum over all stages and links: one microbatch through an idle pipeline
 //
 // bytes(cut) = elements * batch_size * element_bytes; for the input, input_bytes * batch_size if that is
@@ -32,6 +34,7 @@
 // MB (2^20 bytes), Mbps (2^20 bits per second) and 1-based ranges are converted at the edge.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -67,6 +70,8 @@ struct DeviceType {
   // For a microbatch on the data host, in threads of their own:
   double feed_s = 0;                    // reading the input and feeding it
   double collect_s = 0;                 // collecting the results
+  double input_send_s = 0;              // passing the input to a link, if the first stage is on another host
+  double output_receive_s = 0;          // taking the outputs from a link, if the last stage is on another host
   // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite if the host does not take it. Bids
   // replace everything above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
@@ -128,9 +133,6 @@ enum class Status {
   kUnknown,                             // stopped before a schedule was found or ruled out
 };
 
-// (objective - lower_bound) / objective; 0 when proven, 1 when unknown.
-double relative_gap(Status status, double objective, double lower_bound);
-
 struct Solution {
   Status status = Status::kUnknown;
   std::vector<Stage> stages;
@@ -140,7 +142,7 @@ struct Solution {
   double latency_s = kInfinity;
   double elapsed_s = 0;
 
-  double gap() const { return relative_gap(status, objective, lower_bound); }
+  double gap() const;                   // (objective - lower_bound) / objective; 0 when proven, 1 when unknown
 };
 
 // Costs of one stage of a schedule; the solver judges schedules by them too (costs.hpp).
@@ -165,12 +167,28 @@ Solution solve(const Problem& problem, const Options& options);
 
 // Bytes of each layer's weights on hosts of a type.
 const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type);
-// Seconds per microbatch that the data rank's own work adds to a stage on its host; 0 without a data host.
-double data_seconds(const Problem& problem);
-// Lower bound that this work sets for the cost of any schedule.
-double data_floor_seconds(const Problem& problem);
+// The data rank's own work for a microbatch, in seconds; all 0 without a data host.
+struct DataWork {
+  double feed_s = 0;
+  double collect_s = 0;
+  double both_s = 0;                    // feeding and collecting, without links
+  double input_send_s = 0;              // what the links add, if they are used
+  double output_receive_s = 0;
+
+  // `first_away`, `last_away`: whether the first and the last stage are on other hosts.
+  double feeding_s(bool first_away) const { return feed_s + (first_away ? input_send_s : 0); }
+  double collecting_s(bool last_away) const { return collect_s + (last_away ? output_receive_s : 0); }
+  double total_s(bool first_away, bool last_away) const {
+    return both_s + (first_away ? input_send_s : 0) + (last_away ? output_receive_s : 0);
+  }
+  // Lower bound for the cost of any schedule.
+  double floor_s() const { return std::max(feed_s, collect_s); }
+};
+DataWork data_work(const Problem& problem);
+
 // The two objectives, for a schedule whose stages cost this.
-double bottleneck_seconds(const Problem& problem, const std::vector<StageCost>& costs);
+double bottleneck_seconds(const Problem& problem, const std::vector<Stage>& stages,
+                          const std::vector<StageCost>& costs);
 double latency_seconds(const std::vector<StageCost>& costs);
 // The largest activation of layers [first, last) on a type.
 double activation_bytes(const DeviceType& type, int first, int last);

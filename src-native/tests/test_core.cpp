@@ -71,6 +71,15 @@ Solution solve(const Problem& problem, Objective objective = Objective::kThrough
   return pipeedge::solve(problem, options);
 }
 
+// The longer of what the data rank does at the two ends of a schedule.
+double data_rank_seconds(const Problem& problem, const std::vector<Stage>& stages) {
+  if (problem.data_host == -1) return 0;
+  const pipeedge::DeviceType& type = problem.types[at(problem.hosts[at(problem.data_host)].type)];
+  const double sending = stages.front().host == problem.data_host ? 0 : type.input_send_s;
+  const double receiving = stages.back().host == problem.data_host ? 0 : type.output_receive_s;
+  return std::max(type.feed_s + sending, type.collect_s + receiving);
+}
+
 // Enumerates every schedule by recursion over hosts; evaluate() gives the costs.
 struct BruteForce {
   const Problem& problem;
@@ -83,14 +92,15 @@ struct BruteForce {
 
   void extend(int cut) {
     if (cut == problem.model.layers()) {
-      double worst = 0;
+      const std::vector<pipeedge::StageCost> costs = pipeedge::evaluate(problem, stages);
+      double worst = data_rank_seconds(problem, stages);
       double total = 0;
-      for (const pipeedge::StageCost& cost : pipeedge::evaluate(problem, stages)) {
+      for (const pipeedge::StageCost& cost : costs) {
         if (cost.mem_bytes > cost.mem_available_bytes * (1 + 1e-9)) return;
         worst = std::max(worst, cost.worst_s());
         total += cost.link_in_s + cost.compute_s;
       }
-      total += pipeedge::evaluate(problem, stages).back().link_out_s;
+      total += costs.back().link_out_s;
       if (std::isinf(worst)) return;
       bottleneck = std::min(bottleneck, worst);
       latency = std::min(latency, total);
@@ -153,11 +163,18 @@ Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool link
   if (pick(0, 1) == 0) {
     for (int cut = 0; cut <= layers; ++cut) problem.cut_bits.push_back(pick(0, 16));
   }
+  if (problem.data_host != -1 && pick(0, 1) == 0) {
+    for (pipeedge::DeviceType& type : problem.types) {
+      for (double* data : {&type.feed_s, &type.collect_s, &type.input_send_s, &type.output_receive_s}) {
+        if (pick(0, 1) == 0) *data = real(0, 3);
+      }
+    }
+  }
   return problem;
 }
 
 double objective_of(const Problem& problem, const Solution& solution, Objective objective) {
-  double worst = 0;
+  double worst = data_rank_seconds(problem, solution.stages);
   double total = 0;
   const std::vector<pipeedge::StageCost> costs = pipeedge::evaluate(problem, solution.stages);
   for (const pipeedge::StageCost& cost : costs) {

@@ -18,8 +18,7 @@
 namespace pipeedge::yaml {
 namespace {
 
-// Adds to a type of the problem what a transport costs it for uncompressed microbatches. The data rank is charged
-// for receiving the results only: the first stage is mostly on its host, and then takes its input from memory.
+// Adds to a type of the problem what a transport costs it for uncompressed microbatches.
 void add_handling(const Handling& handling, const Problem& problem, DeviceType& type) {
   const auto layers = static_cast<std::size_t>(problem.model.layers());
   type.receive_s.resize(layers);
@@ -27,12 +26,15 @@ void add_handling(const Handling& handling, const Problem& problem, DeviceType& 
   const auto receive_s = [&](std::size_t cut) {
     return handling.receive_s + handling.receive_s_per_byte * cut_bytes(problem, static_cast<int>(cut));
   };
+  const auto send_s = [&](std::size_t cut) {
+    return handling.send_s + handling.send_s_per_byte * cut_bytes(problem, static_cast<int>(cut));
+  };
   for (std::size_t layer = 0; layer < layers; ++layer) {
     type.receive_s[layer] += receive_s(layer);
-    type.send_s[layer] +=
-        handling.send_s + handling.send_s_per_byte * cut_bytes(problem, static_cast<int>(layer) + 1);
+    type.send_s[layer] += send_s(layer + 1);
   }
-  if (type.collect_s > 0) type.collect_s += receive_s(layers);
+  if (type.feed_s > 0) type.input_send_s = send_s(0);
+  if (type.collect_s > 0) type.output_receive_s = receive_s(layers);
 }
 
 // Sets the power of a type of the problem. While busy, it is that of its profile, else of the device type, else the
@@ -206,7 +208,7 @@ class Assembler {
     problem_.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
                               weights_in(*find_number_type(dtype), profile, problem_.model), at.time_s,
                               at.receive_s, at.send_s, at.activation_bytes, at.feed_s.value_or(0),
-                              at.collect_s.value_or(0), {}});
+                              at.collect_s.value_or(0), 0, 0, {}});
     set_watts(type, profile.busy_w, problem_.types.back());
     const auto handling = profile.handling.find(request_.transport);
     if (handling != profile.handling.end()) add_handling(handling->second, problem_, problem_.types.back());

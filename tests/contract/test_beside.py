@@ -36,6 +36,8 @@ def random_problem(
             activation_bytes=times(3.0),
             feed_s=0.05,
             collect_s=0.1,
+            input_send_s=0.2,
+            output_receive_s=0.15,
             dtype="float32",
         )
         for name in ("fast", "slow")

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -205,7 +206,9 @@ HANDLING = {
 
 
 @pytest.mark.parametrize("transport", [None, "rpc", "tcp", "tcp-tls"])
-@pytest.mark.parametrize("profile", [{}, {"receive_s": [4, 3, 2, 1], "send_s": [1, 2, 3, 4], "collect_s": 5}])
+@pytest.mark.parametrize(
+    "profile", [{}, {"receive_s": [4, 3, 2, 1], "send_s": [1, 2, 3, 4], "feed_s": 6, "collect_s": 5}]
+)
 def test_handling_costs_what_the_profile_says_of_the_transport(
     cluster: Cluster, transport: str | None, profile: dict[str, object]
 ) -> None:
@@ -228,14 +231,20 @@ def test_handling_costs_what_the_profile_says_of_the_transport(
 
     assert after["receive_s"] == pytest.approx([old + more("receive_s", size) for old, size in receive])
     assert after["send_s"] == pytest.approx([old + more("send_s", size) for old, size in send])
-    collect = before["collect_s"] and before["collect_s"] + more("receive_s", sizes[-1])
-    assert after["collect_s"] == pytest.approx(collect)
+    # What the data rank spends on its links is known where its own work is.
+    assert [after[key] for key in ("feed_s", "collect_s")] == [before[key] for key in ("feed_s", "collect_s")]
+    data = (more("send_s", sizes[0]), more("receive_s", sizes[-1])) if profile else (0, 0)
+    assert (after.get("input_send_s", 0), after.get("output_receive_s", 0)) == pytest.approx(data)
     # Python counts the same, for bids and simulations.
     (read,) = spec_files.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"]
     over = read.over(transport, [size * MIB for size in sizes])
     assert over.receive_s == pytest.approx(after["receive_s"])
     assert over.send_s == pytest.approx(after["send_s"])
-    assert (over.collect_s or 0) == pytest.approx(after["collect_s"])
+    ends = (
+        read.input_send_s(transport, sizes[0] * MIB),
+        read.output_receive_s(transport, sizes[-1] * MIB),
+    )
+    assert ends == pytest.approx(data)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +290,26 @@ def test_a_stage_on_the_data_host_also_feeds_and_collects(cluster: Cluster) -> N
         "seconds": 100,
         "words": "the data host f0 collects the results in 100.000 s",
     }
+
+
+def test_the_data_rank_spends_time_on_links_to_stages_on_other_hosts(cluster: Cluster) -> None:
+    handling = {"p2p": {"receive_s": 0.25, "receive_s_per_MB": 0, "send_s": 0.5, "send_s_per_MB": 0}}
+
+    def planned(hosts: str, **profile: object) -> dict[str, Any]:
+        with_profile(cluster, **profile, handling=handling)
+        return json.loads(cluster.run("--format=json", "--data-host=f0", f"--hosts={hosts}").out)
+
+    alone = planned("f0", feed_s=1, collect_s=2)
+    assert (alone["feed_s"], alone["collect_s"], alone["schedule"][0]["data_s"]) == (1, 2, 3)
+    two = planned("f0,f1", feed_s=1, collect_s=2)
+    assert [(stage["host"], stage["data_s"]) for stage in two["schedule"]] == [("f1", 0), ("f0", 3.5)]
+    assert (two["feed_s"], two["collect_s"]) == (1.5, 2)
+    assert two["bottleneck_s"] == pytest.approx(2 + 0.25 + 3.5)
+    # Without a stage, it feeds and collects at the same time.
+    none = planned("f0,f1", feed_s=100, collect_s=2)
+    assert [stage["host"] for stage in none["schedule"]] == ["f1"]
+    assert (none["feed_s"], none["collect_s"]) == (100.5, 2.25)
+    assert none["bottleneck"]["words"] == "the data host f0 reads the input in 100.500 s"
 
 
 def test_the_links_of_the_data_host_can_be_the_bottleneck(cluster: Cluster) -> None:

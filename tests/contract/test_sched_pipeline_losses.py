@@ -43,7 +43,12 @@ def as_json(case: Case) -> str:
     kinds: list[dict[str, Any]] = []
     for kind, times in enumerate(case.time):
         tables = {"receive_s": case.receive, "send_s": case.send, "activation_bytes": case.activations}
-        seconds = {"feed_s": case.feed, "collect_s": case.collect}
+        seconds = {
+            "feed_s": case.feed,
+            "collect_s": case.collect,
+            "input_send_s": case.input_send,
+            "output_receive_s": case.output_receive,
+        }
         kinds.append(
             {
                 "name": f"type{kind}",

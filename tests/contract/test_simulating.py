@@ -102,6 +102,13 @@ def test_feeding_and_collecting_slow_the_data_ranks_stage(cluster: Path) -> None
     assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 1.1])
     model = simulate_request(request("--schedule-file", "cut.yml", "--data-host", "b")).outcome.model
     assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 0.7])
+    # Its links add to both where a stage at an end is on another host.
+    handling = {"receive_s": 0.02, "receive_s_per_MB": 0, "send_s": 0.04, "send_s_per_MB": 0}
+    types["fast"]["model_profiles"]["m"][0] |= {"handling": {"p2p": handling}}
+    write(cluster / "device_types.yml", types)
+    model = simulate_request(request("--schedule-file", "cut.yml", "--data-host", "a")).outcome.model
+    assert (model.feed_s, model.collect_s) == pytest.approx((0.34, 0.1))
+    assert [stage.compute_s for stage in model.stages] == pytest.approx([0.6, 1.14])
     # A schedule made for a data host takes the time that the scheduler predicted.
     found = simulate_request(request("-b", "8000", "--data-host", "a"))
     promised = [stage.busy_s for stage in found.outcome.model.stages]

@@ -57,9 +57,11 @@ def assert_costs(case: Case, result: object) -> None:
     costs += [link(a, b, last) for (a, _, last), (b, _, _) in pairwise(stages)]
     if case.data_host is not None:
         costs += [link(case.data_host, hosts[0], 0), link(hosts[-1], case.data_host, case.layers)]
-    feed, collect = case.data_seconds()
+    feeding, collecting, input_send, output_receive = case.data_seconds()
+    feeding += input_send if hosts[0] != case.data_host else 0
+    collecting += output_receive if hosts[-1] != case.data_host else 0
     on_data_host = [cost for cost, (host, _, _) in zip(costs, stages, strict=False) if host == case.data_host]
-    worst = max([*costs, feed, collect, *(cost + feed + collect for cost in on_data_host)])
+    worst = max([*costs, feeding, collecting, *(cost + feeding + collecting for cost in on_data_host)])
     assert result.bottleneck_s == pytest.approx(worst, rel=1e-9)
     assert result.latency_s == pytest.approx(sum(costs), rel=1e-9)
 

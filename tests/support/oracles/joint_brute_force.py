@@ -29,6 +29,8 @@ class Profile:
     loss: list[float]
     feed: float
     collect: float
+    input_send: float = 0.0
+    output_receive: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Case:
                 "loss": profile.loss,
                 "feed_s": profile.feed,
                 "collect_s": profile.collect,
+                "input_send_s": profile.input_send,
+                "output_receive_s": profile.output_receive,
                 **self._watts(size, dtype, kind),
             }
             for kind, profile in kinds.items()
@@ -190,13 +194,27 @@ class Costs:
         return total
 
 
+@dataclass(frozen=True)
+class _DataWork:
+    """What the data rank itself does for a microbatch, in seconds: the most of any number type."""
+
+    feed: float
+    collect: float
+    both: float
+    input_send: float
+    output_receive: float
+
+    def beside(self, first_here: bool, last_here: bool) -> float:
+        """Return all of it; the stages at both ends are on its host or not."""
+        return self.both + (0 if first_here else self.input_send) + (0 if last_here else self.output_receive)
+
+
 @dataclass
 class _World:
     case: Case
     size: int
     kinds: dict[str, dict[int, Profile]] = field(init=False)
-    work: tuple[float, float] = field(init=False)
-    """The data rank's own work on its host: in all, and the longest part of it."""
+    work: _DataWork = field(init=False)
     known_stages: dict[tuple[str, int, int, str, str], tuple[float, float, float]] = field(
         default_factory=dict
     )
@@ -221,25 +239,32 @@ class _World:
         width = 4 if cut == self.case.layers else ELEMENT_BYTES[dtype]
         return self.case.elements[cut] * self.size * width
 
-    def _data_work(self) -> tuple[float, float]:
+    def _data_work(self) -> _DataWork:
         data = self.case.data_host
         known = [
             kinds[self.case.hosts[data]]
             for kinds in self.kinds.values()
             if data is not None and self.case.hosts[data] in kinds
         ]
-        return (
-            max((each.feed + each.collect for each in known), default=0.0),
-            max((max(each.feed, each.collect) for each in known), default=0.0),
+        return _DataWork(
+            feed=max((each.feed for each in known), default=0.0),
+            collect=max((each.collect for each in known), default=0.0),
+            both=max((each.feed + each.collect for each in known), default=0.0),
+            input_send=max((each.input_send for each in known), default=0.0),
+            output_receive=max((each.output_receive for each in known), default=0.0),
         )
+
+    def data_watts(self) -> float:
+        """Return the watts of the data host while it does its own work."""
+        kind = self.case.hosts[self.case.data_host or ""]
+        return max(self.case.busy[self.size, dtype, kind] for dtype in self.kinds)
 
     def nothing(self) -> Costs:
         """Return the costs of a plan without stages."""
         data = self.case.data_host
         if data is None:
             return Costs(0.0, 0.0, 0.0)
-        watts = max(self.case.busy[self.size, dtype, self.case.hosts[data]] for dtype in self.kinds)
-        return Costs(self.work[1], 0.0, 0.0, ((data, watts, self.work[0]),))
+        return Costs(0.0, 0.0, 0.0, ((data, self.data_watts(), self.work.both),))
 
     def stage(self, stage: Stage, dtype_before: str) -> tuple[float, float, float]:
         """Seconds without and with the data rank's work, and the loss; infinite if it does not fit."""
@@ -264,7 +289,9 @@ class _World:
             seconds += profile.receive[stage.first]
         if stage.last < case.layers or case.data_host not in (None, stage.host):
             seconds += profile.send[stage.last - 1]
-        busy = seconds + (self.work[0] if stage.host == case.data_host else 0)
+        busy = seconds
+        if stage.host == case.data_host:
+            busy += self.work.beside(stage.first == 0, stage.last == case.layers)
         return seconds, busy, sum(profile.loss[layers])
 
     def link(self, before: Stage, host: str) -> tuple[float, float]:
@@ -293,6 +320,7 @@ def _add(total: Costs, world: _World, before: Stage | None, stage: Stage) -> Non
     if before is None:
         link = world.seconds(world.case.data_host, stage.host, world.cut_bytes(0, stage.dtype))
         loss = 0.0
+        _add_data_work(total, world, stage.host, world.work.feed, world.work.input_send)
     else:
         link, loss = world.link(before, stage.host)
     seconds, busy, own_loss = world.stage(stage, stage.dtype if before is None else before.dtype)
@@ -303,7 +331,17 @@ def _add(total: Costs, world: _World, before: Stage | None, stage: Stage) -> Non
     total.work += ((stage.host, watts, seconds),)
 
 
+def _add_data_work(total: Costs, world: _World, host: str, seconds: float, link_s: float) -> None:
+    """Add what the data rank does at one end of the pipeline, whose stage is on ``host``."""
+    data = world.case.data_host
+    if data not in (None, host):
+        seconds += link_s
+        total.work += ((str(data), world.data_watts(), link_s),)
+    total.period = max(total.period, seconds)
+
+
 def _end(total: Costs, world: _World, last: Stage) -> None:
+    _add_data_work(total, world, last.host, world.work.collect, world.work.output_receive)
     link = world.seconds(last.host, world.case.data_host, world.cut_bytes(world.case.layers, last.dtype))
     total.period = max(total.period, link)
     total.latency += link
@@ -430,7 +468,22 @@ def random_case(rng: np.random.Generator) -> Case:
         idle=[],
         least_rate=0.0,
     )
-    return _with_power(case, kinds, rng)
+    return _with_data_links(_with_power(case, kinds, rng), rng)
+
+
+def _with_data_links(case: Case, rng: np.random.Generator) -> Case:
+    """Return the case with what the data rank spends on its links; a third of the profiles do not know it."""
+
+    def linked(profile: Profile) -> Profile:
+        send, receive = (float(rng.uniform(0, 0.8)) * (rng.random() < 0.8) for _ in range(2))
+        return replace(profile, input_send=send, output_receive=receive)
+
+    def known(profiles: dict[int, Profile]) -> dict[int, Profile]:
+        return {
+            kind: linked(profile) if rng.random() < 0.7 else profile for kind, profile in profiles.items()
+        }
+
+    return replace(case, profiles={key: known(kinds) for key, kinds in case.profiles.items()})
 
 
 def _with_power(case: Case, kinds: int, rng: np.random.Generator) -> Case:

@@ -102,7 +102,7 @@ def best_schedules(case: Case) -> Best | None:
     """Return the optima of both objectives, or None if nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
     bottlenecks, latencies, sizes, elsewhere = [], [], [], []
-    feed, collect = case.data_seconds()
+    feed, collect, input_send, output_receive = case.data_seconds()
     for stages in range(1, min(case.layers, sum(counts)) + 1):
         cuts, orders = cuts_of(case.layers, stages), orders_of(counts, stages)
         if not len(orders):
@@ -110,11 +110,13 @@ def best_schedules(case: Case) -> Best | None:
         # With a data host every host is a kind of its own.
         on_data_host = orders == (-1 if case.data_host is None else case.data_host)
         worst = np.maximum(to_first[orders[:, 0]], from_last[orders[:, -1]])[:, None]
-        worst = np.maximum(worst, max(feed, collect))
+        feeding = (feed + input_send * ~on_data_host[:, 0])[:, None]
+        collecting = (collect + output_receive * ~on_data_host[:, -1])[:, None]
+        worst = np.maximum(worst, np.maximum(feeding, collecting))
         total = (to_first[orders[:, 0]] + from_last[orders[:, -1]])[:, None]
         for s in range(stages):
             cost = compute[orders[:, s, None], cuts[None, :, s], cuts[None, :, s + 1]]
-            worst = np.maximum(worst, cost + (feed + collect) * on_data_host[:, s, None])
+            worst = np.maximum(worst, cost + (feeding + collecting) * on_data_host[:, s, None])
             total = total + cost
             if s:
                 cost = between[orders[:, s - 1, None], orders[:, s, None], cuts[None, :, s]]

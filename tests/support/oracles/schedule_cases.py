@@ -42,6 +42,10 @@ class Case:
     """[T] seconds to read and feed a microbatch on the data host."""
     collect: np.ndarray | None = None
     """[T] seconds to collect its results there."""
+    input_send: np.ndarray | None = None
+    """[T] seconds to send the input from there, if the first stage is on another host."""
+    output_receive: np.ndarray | None = None
+    """[T] seconds to receive the outputs there, if the last stage is on another host."""
     input_bytes: float | None = None
     """Bytes of one item of input; None: ``elements[0] * element_bytes``."""
     link_bits: int = 0
@@ -81,6 +85,8 @@ class Case:
                     ("type_activation_bytes", self.activations),
                     ("type_feed_s", self.feed),
                     ("type_collect_s", self.collect),
+                    ("type_input_send_s", self.input_send),
+                    ("type_output_receive_s", self.output_receive),
                 )
                 if table is not None
             },
@@ -97,15 +103,16 @@ class Case:
             seconds += float(self.send[kind, last - 1])
         return seconds
 
-    def data_seconds(self) -> tuple[float, float]:
-        """Return the seconds to feed and collect on the data host; 0 without one, or if unknown."""
+    def data_seconds(self) -> list[float]:
+        """Return the seconds of the data host to feed, to collect, to send inputs and to receive outputs.
+
+        They are 0 without a data host, or if unknown.
+        """
+        tables = (self.feed, self.collect, self.input_send, self.output_receive)
         if self.data_host is None:
-            return 0.0, 0.0
+            return [0.0] * len(tables)
         kind = self.hosts[self.data_host]
-        return (
-            0.0 if self.feed is None else float(self.feed[kind]),
-            0.0 if self.collect is None else float(self.collect[kind]),
-        )
+        return [0.0 if table is None else float(table[kind]) for table in tables]
 
     def cut_bytes(self) -> np.ndarray:
         """Return [L + 1] bytes of a microbatch in memory at each cut."""
@@ -201,7 +208,7 @@ def random_case(
             if rng.random() < 0.3:
                 del beside[name]
     if data_host is not None and rng.random() < 0.6:
-        for name in ("feed", "collect"):
+        for name in ("feed", "collect", "input_send", "output_receive"):
             if rng.random() < 0.8:
                 beside[name] = rng.integers(0, 5, n_types) * 1.0 if whole else rng.uniform(0, 2, n_types)
         if rng.random() < 0.5:

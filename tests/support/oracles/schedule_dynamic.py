@@ -17,11 +17,18 @@ def best_schedules(case: Case) -> Best | None:
     """Return the optima of both objectives, or None if nothing fits."""
     counts, compute, between, to_first, from_last = tables(case)
     layers = case.layers
-    feed, collect = case.data_seconds()
+    feed, collect, input_send, output_receive = case.data_seconds()
     busy = compute.copy()
+    # What the data rank does at the ends, by the kind of host that the stage there has.
+    feeding, collecting = (
+        np.full(len(counts), feed + input_send),
+        np.full(len(counts), collect + output_receive),
+    )
     if case.data_host is not None:  # then every host is a kind of its own
+        feeding[case.data_host], collecting[case.data_host] = feed, collect
         busy[case.data_host] += feed + collect
-    floor = max(feed, collect)
+        busy[case.data_host, 1:, :] += input_send
+        busy[case.data_host, :, :layers] += output_receive
 
     def search(limit: float, *, bottleneck: bool) -> dict[tuple[int, int], float]:
         """Least bottleneck (or latency, with no cost above ``limit``) for each number of hosts, and whether
@@ -29,12 +36,12 @@ def best_schedules(case: Case) -> Best | None:
         combine = np.maximum if bottleneck else np.add
         stage = np.where(busy <= limit, busy if bottleneck else compute, np.inf)
         link = np.where(between <= limit, between, np.inf)
-        first = np.where(to_first <= limit, to_first, np.inf)
-        last = np.where(from_last <= limit, from_last, np.inf)
+        first = np.maximum(to_first, feeding) if bottleneck else to_first
+        last = np.maximum(from_last, collecting) if bottleneck else from_last
+        first = np.where(np.maximum(to_first, feeding) <= limit, first, np.inf)
+        last = np.where(np.maximum(from_last, collecting) <= limit, last, np.inf)
         table: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
         best: dict[tuple[int, int], float] = {}
-        if floor > limit:
-            return best
         for used in sorted(product(*(range(n + 1) for n in counts)), key=sum):
             size = sum(used)
             if not 0 < size <= layers:
@@ -55,8 +62,6 @@ def best_schedules(case: Case) -> Best | None:
                 done = combine(arrive[:, None], stage[kind]).min(axis=0)
                 table[used, kind] = done
                 total = float(combine(done[layers], last[kind]))
-                if bottleneck:
-                    total = max(total, floor)
                 if total < best.get((size, away), np.inf):
                     best[size, away] = total
         return best
@@ -70,8 +75,8 @@ def best_schedules(case: Case) -> Best | None:
 
     quickest = min(search(np.finfo(float).max, bottleneck=False).values())
     near = quickest * (1 + SAME)
-    costs = np.unique(np.concatenate([t[np.isfinite(t)] for t in (busy, between, to_first, from_last)]))
-    costs = np.unique(np.maximum(costs, floor))
+    tried = (busy, between, to_first, from_last, feeding, collecting)
+    costs = np.unique(np.concatenate([t[np.isfinite(t)] for t in tried]))
     low, high = 0, len(costs) - 1  # the smallest limit that still allows the least latency
     while low < high:
         middle = (low + high) // 2
