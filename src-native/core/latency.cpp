@@ -76,7 +76,7 @@ class LatencySearch {
     }
     if (instance_.data_class() == -1 || best_.on_data_host() || clock_.expired()) return;
     // One stage less that is not on the data host is worth more than what counts as equally quick.
-    const double reluctance = best_.high() > 0 ? 1e-3 * best_.high() : 1;
+    const double reluctance = best_.high() > 0 ? 1e-3 * best_.high() : std::numeric_limits<double>::min();
     const double limit = quick_enough() + reluctance * (best_.size() - 1);
     as_quick(Network(instance_, bottleneck, Purpose::kLatency, limit, reluctance), best_.size(), limit);
   }

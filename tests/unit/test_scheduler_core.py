@@ -117,6 +117,23 @@ def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
     compare(cases(100), draw, schedule_dynamic.best_schedules)
 
 
+@pytest.mark.parametrize("data_host", range(3))
+def test_the_data_host_has_a_stage_even_if_nothing_takes_time(data_host: int) -> None:
+    case = Case(
+        mem=np.ones(4),
+        elements=np.zeros(5),
+        type_mem=np.array([2.0]),
+        type_bw=np.ones(1),
+        time=np.zeros((1, 4)),
+        hosts=(0, 0, 0),
+        data_host=data_host,
+    )
+    for objective in ("throughput", "latency"):
+        result = native.schedule(**case.arguments(), objective=objective)
+        assert len(result.stages) == 2
+        assert data_host in result.stages[:, 0]
+
+
 WIDTHS = (0, 16, 8, 7, 6, 5, 4, 3, 2)
 
 
