@@ -101,7 +101,7 @@ struct JointSolution {
   double loss = kInfinity;
   double elapsed_s = 0;
 
-  double gap() const;                  // as Solution::gap()
+  double gap() const { return relative_gap(status, objective, lower_bound); }
 };
 
 struct JointStageCost {

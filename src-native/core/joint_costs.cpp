@@ -1,6 +1,5 @@
 // The rules that a joint problem keeps, and the costs of one plan: what the search must agree with.
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -92,12 +91,6 @@ void add_joules(const JointProblem& problem, const Wiring& wiring, const DataHos
 }
 
 }  // namespace
-
-double JointSolution::gap() const {
-  if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
-  if (std::isinf(objective)) return 1;
-  return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
-}
 
 void validate(const JointProblem& problem) {
   if (problem.settings.empty()) fail("there is no setting: no microbatch size and number type");

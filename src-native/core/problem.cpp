@@ -115,7 +115,7 @@ void check_link(const Link& link, const std::string& what, std::size_t hosts) {
 
 }  // namespace
 
-double Solution::gap() const {
+double relative_gap(Status status, double objective, double lower_bound) {
   if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
   if (std::isinf(objective)) return 1;
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;

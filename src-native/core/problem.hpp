@@ -133,6 +133,9 @@ enum class Status {
   kUnknown,                             // stopped before a schedule was found or ruled out
 };
 
+// (objective - lower_bound) / objective; 0 when proven, 1 when unknown.
+double relative_gap(Status status, double objective, double lower_bound);
+
 struct Solution {
   Status status = Status::kUnknown;
   std::vector<Stage> stages;
@@ -142,7 +145,7 @@ struct Solution {
   double latency_s = kInfinity;
   double elapsed_s = 0;
 
-  double gap() const;                   // (objective - lower_bound) / objective; 0 when proven, 1 when unknown
+  double gap() const { return relative_gap(status, objective, lower_bound); }
 };
 
 // Costs of one stage of a schedule; the solver judges schedules by them too (costs.hpp).
