@@ -20,6 +20,7 @@ import tiers
         ("unit", "open", "a.yml", None),
         ("contract", "subprocess.Popen", "/x/bin/python", "tests/ranks"),
         ("contract", "subprocess.Popen", "/x/bin/sched-pipeline", None),
+        ("contract", "subprocess.Popen", "fc-list", None),
         ("contract", "socket.__new__", "", None),
         ("ranks", "subprocess.Popen", "/x/bin/python", None),
         ("ranks", "os.fork", "", None),
