@@ -238,7 +238,9 @@ class Pipeline:
         return answers_in_order(
             self._running(),
             inputs,  # type: ignore[arg-type]
-            group=min(8 * self._request.microbatch_size, self._max_waiting),
+            # Large enough that handing it on costs little, and small enough that it finds room in the queue
+            # long before the queue is empty.
+            group=max(1, min(16 * self._request.microbatch_size, self._max_waiting // 4)),
             ahead=self._max_waiting,
         )
 
