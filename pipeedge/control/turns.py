@@ -111,7 +111,10 @@ class Turns:
     # -- the thread of an epoch -------------------------------------------------------------------
 
     def on_stop(self, epoch: int, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when the hub stops ``epoch``, from the member's thread; at once if it has."""
+        """Call ``stop`` when the hub stops ``epoch``, from the member's thread; at once if it has.
+
+        It is forgotten when ``wait_for_end`` returns, with all that belongs to the epoch.
+        """
         with self._changed:
             self._on_stop[epoch] = stop
             if self._rules.step(epoch) is not MemberStep.STOPPING:
@@ -187,6 +190,7 @@ class Turns:
             )
             if self._error is not None:
                 raise self._error
+            self._on_stop.pop(epoch, None)
             return MemberStep.ENDED if self._has_all else self._rules.step(epoch)
 
     def stopped(self, epoch: int, written: int | None = None) -> None:

@@ -107,6 +107,8 @@ class _Rank:
         self._shelf = Shelf(prepared.device)
         self.kept = ExitStack()
         """Closes the output and the metrics."""
+        self._changing = threading.Lock()
+        """Held while epochs are added or removed, by the main thread and by their own."""
         self._active: tuple[_Turn, ...] = ()
         self._latest: _Turn | None = None  # the latest epoch in which this rank had a part and that ran
         self.startup_s = 0.0
@@ -120,11 +122,12 @@ class _Rank:
         own = dataclasses.replace(
             context, crew=Crew(), transport=context.transports.new(), activity=context.activity.part()
         )
-        # If it has ended since, the hub has stopped both.
-        before = next((one for one in self._active if one.epoch == order.beside), None)
         plan = self._session.read_plan(order.prepare.plan)
-        turn = _Turn(own, order.prepare.epoch, plan, before, order.beside is not None)
-        self._active = (*self._active, turn)
+        with self._changing:
+            # If it has ended since, the hub has stopped both.
+            before = next((one for one in self._active if one.epoch == order.beside), None)
+            turn = _Turn(own, order.prepare.epoch, plan, before, order.beside is not None)
+            self._active = (*self._active, turn)
 
         def stop() -> None:
             turn.context.crew.stop(EpochStoppedError())
@@ -178,6 +181,21 @@ class _Rank:
 
     def _work(self, turn: _Turn) -> None:
         """Prepare the part of this rank, and let microbatches flow until all have passed."""
+        parts, hidden = self._open(turn)
+        stream(turn.context, turn.plan, parts, hidden)
+        if self._has_all:
+            self._turns.has_all()  # so it need not wait for word from others
+        else:
+            self._turns.passed(turn.epoch, None if self._log is None else self._log.first_of_next)
+
+    def _open(self, turn: _Turn) -> tuple[Parts, threading.Event | None]:
+        """Prepare the part of this rank, and wait until all ranks are ready.
+
+        Nothing of the epoch before is kept, which is to be freed while this one runs.
+
+        Returns:
+            The part, and what tells when the progress of the epoch before is no longer shown.
+        """
         context, plan, prepared, before = turn.context, turn.plan, self._prepared, turn.before
         if self._log is not None and not turn.is_change:
             self._log.prepared(turn.epoch, plan)
@@ -187,7 +205,8 @@ class _Rank:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
         attempt = Attempt(plan, turn.epoch, None if before is None else before.parts)
-        turn.parts = open_parts(context, self._session.member, attempt, prepared, stage, self._monitor)
+        parts = open_parts(context, self._session.member, attempt, prepared, stage, self._monitor)
+        turn.parts = parts
         keep_freed_memory()
         self._turns.ready(turn.epoch)
         turn.runs = True
@@ -201,11 +220,7 @@ class _Rank:
                 self._log.changes(turn.epoch, plan)
             else:
                 self._log.runs()
-        stream(context, plan, turn.parts, None if before is None else before.hidden)
-        if self._has_all:
-            self._turns.has_all()  # so it need not wait for word from others
-        else:
-            self._turns.passed(turn.epoch, None if self._log is None else self._log.first_of_next)
+        return parts, None if before is None else before.hidden
 
     @property
     def _has_all(self) -> bool:
@@ -226,18 +241,21 @@ class _Rank:
             return
         if step is MemberStep.SPARE:
             turn.context.transport.close()
-            self._shelf.keep_last()
         else:
             self._stop(turn)
-            if turn.is_change and not turn.runs:
-                self._shelf.give_back()
         self._context.activity.drop(turn.context.activity)
-        self._active = tuple(one for one in self._active if one is not turn)
-        follower = next((one for one in self._active if one.before is turn), None)
-        if follower is not None:
-            follower.before = None
-        if turn.runs and (step is not MemberStep.SPARE or follower is None):
-            self._latest = turn
+        with self._changing:
+            self._active = tuple(one for one in self._active if one is not turn)
+            follower = next((one for one in self._active if one.before is turn), None)
+            if follower is not None:
+                follower.before = None
+            if turn.runs and (step is not MemberStep.SPARE or follower is None):
+                self._latest = turn
+            if step is not MemberStep.SPARE:
+                if turn.is_change and not turn.runs:
+                    self._shelf.give_back()
+            elif not self._active or self._active[-1] is follower:  # else the one after it sees to that
+                self._shelf.keep_last()
         if step is MemberStep.STOPPING:
             dropped = turn.is_change and not turn.runs
             self._turns.stopped(turn.epoch, None if self._log is None else self._log.stopped(dropped=dropped))

@@ -46,6 +46,7 @@ class Shelf:
         self._held: tuple[LoadedStage, ...] = ()
         self._taken: LoadedStage | None = None
         self._taken_before: LoadedStage | None = None
+        self._loaded: LoadedStage | None = None
         self._loading = False
         self._error: BaseException | None = None
 
@@ -66,31 +67,37 @@ class Shelf:
         stage = plan.schedule.stages[number]
         context.crew.on_stop(self._wake)
         self._wait(context)
-        found = next((held for held in self._held if held.serves(stage)), None)
-        kept: tuple[LoadedStage, ...] = (self._taken,) if beside and self._taken is not None else ()
+        with self._changed:
+            found = next((held for held in self._held if held.serves(stage)), None)
+            present = self._taken if beside else None
+            self._loaded = None  # for an epoch that was stopped meanwhile
+            if found is None:
+                self._held, self._loading = () if present is None else (present,), True
         if found is None:
-            self._held, self._loading = kept, True
             threading.Thread(
-                target=self._load,
-                args=(context, plan, self._taken if beside else None),
-                name="load",
-                daemon=True,
+                target=self._load, args=(context, plan, present), name="load", daemon=True
             ).start()
             self._wait(context)
-            found = self._held[-1]
-        self._held = (*(held for held in kept if held is not found), found)
-        self._taken_before, self._taken = self._taken if beside else None, found
+        with self._changed:
+            if found is None:
+                found, self._loaded = self._loaded, None
+            if found is None:
+                raise RuntimeError("nothing was loaded, and nothing has failed")
+            self._held = (found,) if present is None or present is found else (present, found)
+            self._taken_before, self._taken = present, found
         return load_stage(context, plan, self._device, found)
 
     def keep_last(self) -> None:
         """Free all but what was taken last."""
-        if self._taken is not None:
-            self._held, self._taken_before = (self._taken,), None
+        with self._changed:
+            if self._taken is not None:
+                self._held, self._taken_before = (self._taken,), None
 
     def give_back(self) -> None:
         """Free what was taken last beside something else, which is in use still."""
-        if self._taken_before is not None:
-            self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
+        with self._changed:
+            if self._taken_before is not None:
+                self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
 
     def _load(self, context: RankContext, plan: Plan, beside: LoadedStage | None) -> None:
         loaded, error = None, None
@@ -103,7 +110,9 @@ class Shelf:
         except BaseException as failure:  # kept whole, to be raised in the thread that waits
             error = failure
         with self._changed:
-            self._held += () if loaded is None else (loaded,)
+            self._loaded = loaded
+            if loaded is not None:
+                self._held += (loaded,)
             self._error, self._loading = error, False
             self._changed.notify_all()
 

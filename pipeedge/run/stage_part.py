@@ -7,6 +7,7 @@ link n ──> Incoming ──> [compute] StageLoop: decode, compute, encode ─
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,9 +93,13 @@ def make_decoder(plan: Plan, stage: int) -> Decode | None:
 
 @dataclass(frozen=True)
 class StagePart:
-    """A stage with the threads that run it."""
+    """A stage with the threads that run it. It outlasts them for its figures, and its weights do not."""
 
-    stage: LoadedStage
+    number: int
+    parameters: int
+    """Number of parameters."""
+    kernels: str
+    """Kernels of the linear layers."""
     loop: StageLoop
     outgoing: Outgoing
     link: LinkLane
@@ -102,8 +107,8 @@ class StagePart:
     bits: StageBits
     encode: Encode | None
     """Encoder of its output, if the outgoing link is compressed."""
-    before: StagePart | None = None
-    """The part that this rank has in the plan before, while that still runs."""
+    after: threading.Event | None = None
+    """Set once this rank has computed what the plan before was fed; None if that has ended already."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -113,10 +118,9 @@ class StagePart:
     def start(self, crew: Crew) -> None:
         """Begin to compute."""
         crew.on_stop(self.outgoing.close)
-        after = None if self.before is None else self.before.loop.ended
-        if after is not None:
-            crew.on_stop(after.set)
-        crew.start("compute", lambda: self.loop.run(after))
+        if self.after is not None:
+            crew.on_stop(self.after.set)
+        crew.start("compute", lambda: self.loop.run(self.after))
         crew.start("watch", self.outgoing.run)
 
     def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
@@ -129,7 +133,7 @@ class StagePart:
         """Return the statistics of this stage, on ``rank``."""
         lane = self.loop.lane
         return StageStats(
-            stage=self.stage.number,
+            stage=self.number,
             rank=rank,
             microbatches=lane.microbatches,
             compute_s_mean=lane.tally(ThreadState.COMPUTE).mean,
@@ -139,8 +143,8 @@ class StagePart:
             bytes_out_mean=self.outgoing.bytes.mean,
             busy_fraction=self.loop.busy_fraction,
             rss_peak_mb=peak_rss_mb(),
-            parameters=self.stage.parameters,
-            kernels=self.stage.kernels,
+            parameters=self.parameters,
+            kernels=self.kernels,
             compute_cpu_s_mean=self.loop.compute_cpu_seconds.mean,
             threads=torch.get_num_threads(),
             encode_s_mean=lane.tally(ThreadState.ENCODE).mean,
@@ -200,7 +204,8 @@ def make_stage_part(
     )
     loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
     activity.stage(loop.work)
-    return StagePart(stage, loop, outgoing, link, bits, encode, before)
+    after = None if before is None else before.loop.ended
+    return StagePart(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)
 
 
 def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:

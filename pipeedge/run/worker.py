@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
@@ -230,6 +230,10 @@ class StageSteps:
     """Returns the bits per value on the outgoing link."""
 
 
+def _unchanged(packet: Packet) -> Packet:
+    return packet
+
+
 class StageLoop:
     """Receives microbatches, computes and sends them, one after the other.
 
@@ -258,11 +262,18 @@ class StageLoop:
         """Set once the last microbatch is computed, and when nobody is to wait for that any longer."""
 
     def run(self, after: threading.Event | None = None) -> None:
-        """Compute until the link ends.
+        """Compute until the link ends, or something fails. What computes is let go then, with its weights.
 
         Args:
             after: Set when the loop before it has ended; None without one.
         """
+        try:
+            self._run(after)
+        finally:
+            # The loop itself is kept for its figures: in a run with several plans, beside the next stage.
+            self._steps = replace(self._steps, compute=_unchanged)
+
+    def _run(self, after: threading.Event | None) -> None:
         if after is not None:
             after.wait()
         self.lane.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -180,6 +181,25 @@ def pipeline(
 
 def plus_one(given: Packet) -> Packet:
     return Packet(given.number, given.items, (given.payload[0] + 1,))
+
+
+def test_a_loop_that_has_ended_does_not_keep_what_computed() -> None:
+    class Weights:
+        def compute(self, given: Packet) -> Packet:
+            return given
+
+    weights = Weights()
+    left = weakref.ref(weights)
+    crew = Crew()
+    way_in, way_out, loops, _ = pipeline(crew, [weights.compute])
+    del weights
+    way_in.post(packet(0))
+    way_in.finish()
+    assert way_out.receive() is not None
+    assert way_out.receive() is None
+    crew.wait()
+    assert loops[0].work().items == 2
+    assert left() is None
 
 
 @pytest.mark.parametrize("peer", [None, 7])

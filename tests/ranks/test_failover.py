@@ -127,6 +127,7 @@ def test_plan_changes_in_mid_run_and_a_loss_during_the_next_change_is_survived(
             ranks.launch(rank, "runtime.py", rank, 3, *common)
         ranks.until(lambda: "first outcome" in ranks.text(0, "err"), "the plan changes")
         ranks.until(lambda: "the plan has changed" in ranks.text(0, "err"), "a result of the new plan")
+        ranks.until(lambda: "plan are gone" in ranks.text(0, "err"), "its weights are freed")
         ranks.signal(2, signal.SIGSTOP)  # it cannot prepare what comes, nor compute what it has
         (tmp_path / "change").touch()
         ranks.until(lambda: "second change" in ranks.text(0, "err"), "another change begins")

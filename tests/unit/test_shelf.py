@@ -1,0 +1,103 @@
+"""The layers that a rank has loaded: what is given out, and what is kept, while plans change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from pipeedge.base.crew import Crew
+from pipeedge.plan.planning import Plan
+from pipeedge.run import shelf as shelf_module
+from pipeedge.run.context import RankContext
+from pipeedge.run.shelf import Shelf
+
+
+@dataclass(eq=False)
+class Layers:
+    """A loaded stage."""
+
+    named: str
+
+    def serves(self, stage: str) -> bool:
+        return stage == self.named
+
+
+class Interrupted(Crew):
+    """A crew in which something happens each time that the shelf asks whether it was stopped."""
+
+    def __init__(self, happens: Callable[[int], None]) -> None:
+        super().__init__()
+        self._happens = happens
+        self._asked = 0
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self._happens(self._asked)
+        self._asked += 1
+        return super().wait(timeout_s)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the layers that are read from the disk, in order."""
+    found: list[str] = []
+
+    def load(context: object, plan: Any, device: object, held: Layers | None = None, **beside: Any) -> Layers:
+        if held is not None:
+            return held
+        found.append(plan.schedule.stages[0])
+        return Layers(found[-1])
+
+    monkeypatch.setattr(shelf_module, "load_stage", load)
+    return found
+
+
+def take(shelf: Shelf, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
+    context = SimpleNamespace(rank=0, crew=crew or Crew())
+    plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
+    taken: Any = shelf.take(cast(RankContext, context), cast(Plan, plan), beside=beside)
+    return str(taken.named)
+
+
+def make() -> Shelf:
+    return Shelf(torch.device("cpu"))
+
+
+def test_a_change_that_is_given_up_leaves_what_computes(loaded: list[str]) -> None:
+    shelf = make()
+    assert take(shelf, "1-8") == "1-8"
+    assert take(shelf, "1-4", beside=True) == "1-4"
+    shelf.give_back()
+    assert take(shelf, "1-8") == "1-8"
+    assert loaded == ["1-8", "1-4"]
+
+
+def test_after_a_change_only_the_new_layers_are_kept(loaded: list[str]) -> None:
+    shelf = make()
+    take(shelf, "1-8")
+    take(shelf, "1-4", beside=True)
+    shelf.keep_last()
+    assert take(shelf, "1-4") == "1-4"
+    assert take(shelf, "1-8") == "1-8"
+    assert loaded == ["1-8", "1-4", "1-8"]
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_an_epoch_that_retires_late_takes_nothing_from_the_one_that_loads(
+    loaded: list[str], when: int
+) -> None:
+    shelf = make()
+    take(shelf, "1-8")
+    take(shelf, "1-4", beside=True)
+
+    def retire(asked: int) -> None:
+        if asked == when:
+            shelf.keep_last()
+
+    assert take(shelf, "5-8", crew=Interrupted(retire)) == "5-8"
+    assert take(shelf, "5-8") == "5-8"
+    assert loaded == ["1-8", "1-4", "5-8"]
