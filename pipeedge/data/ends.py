@@ -59,6 +59,9 @@ class GroupStream(Protocol):
             Closed: The stream was closed.
         """
 
+    def fit(self, stages: int) -> None:
+        """Fit a pipeline of ``stages`` from now on, which takes the place of the one before."""
+
     def start(self, crew: Crew) -> None:
         """Start the threads that read ahead, if there are any."""
 
@@ -163,6 +166,14 @@ class Watcher(Protocol):
             lost: Ranks that were lost since.
         """
 
+    def changed(self, epoch: int, cause: str) -> None:
+        """Hear that another plan has taken the place of the one before, without a failure.
+
+        Args:
+            epoch: Number of its epoch.
+            cause: Why it is better.
+        """
+
     def goes_on(self, seconds: float, repeated: int) -> None:
         """Hear that the run goes on.
 
@@ -220,6 +231,9 @@ class DataSetStream:
 
     def wait_for_room(self) -> None:
         """Return at once."""
+
+    def fit(self, stages: int) -> None:
+        """Do nothing: the links hold back an input that is there already."""
 
     def wait(self) -> None:
         """Return at once."""

@@ -171,7 +171,7 @@ def make_data_part(
         size, rows = plan.microbatch_size, plan.record_rows
         stream = RunInput(data.source.stream(size, position=position, rows=rows, stages=stages))
     dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
-    feed = Feed(stream, dtype, progress.under_way, takes_over=before is not None)
+    feed = Feed(stream, dtype, progress.under_way, stages, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, context.activity, feed_lane)
     context.activity.feeder(lambda: feeder.is_idle)

@@ -32,6 +32,8 @@ class Feed:
     """Number type in which the first stage computes."""
     under_way: UnderWay = field(default_factory=UnderWay)
     """Microbatches that are fed and not written; feeding begins with the lowest that is not written."""
+    stages: int = 1
+    """Number of stages of the pipeline."""
     takes_over: bool = False
     """Whether feeding begins where the feeder of another plan hands over, which still runs."""
 
@@ -53,6 +55,7 @@ class Feeder:
         self._is_waiting = False
         self._outgoing = outgoing
         self._activity = activity
+        self._stages = feed.stages
         self._takes_over = feed.takes_over
         self.under_way = feed.under_way
         self.started_at: float | None = None
@@ -66,6 +69,7 @@ class Feeder:
         under_way.begin(self.started_at)
         if self._takes_over:
             number, group = under_way.take_over()
+            self._stream.fit(self._stages)
         else:
             number = under_way.written
             group = self._read(number)

@@ -76,15 +76,19 @@ class EpochLog:
         self._fed = self._progress.under_way.fed
         self._repeated += self._fed
         if self._silent_since is None:
-            self._silent_since = self._last_sign()
+            self._silent_since = self._last_sign(self._turns.stopped_at)
         return self._progress.under_way.written
 
-    def _last_sign(self) -> float:
-        """Return the time since which results are missing; while nothing is asked, none are."""
+    def _last_sign(self, otherwise: float) -> float:
+        """Return the time since which results are missing; while nothing is asked, none are.
+
+        Args:
+            otherwise: the time to return if none are, or none has come yet.
+        """
         last, fed_at = self._progress.collected.last_at, self._progress.under_way.oldest_fed_at
         if self._watcher is not None:  # an input without end: the last result may be hours ago
-            return self._turns.stopped_at if fed_at is None else max(fed_at, last or 0.0)
-        return self._turns.stopped_at if last is None else last
+            return otherwise if fed_at is None else max(fed_at, last or 0.0)
+        return otherwise if last is None else last
 
     def prepared(self, epoch: int, plan: Plan) -> None:
         """Note that an epoch is prepared."""
@@ -111,7 +115,7 @@ class EpochLog:
 
         def came(at: float) -> None:
             began = under_way.began_at
-            since = at if collected.last_at is None else collected.last_at
+            since = self._last_sign(at)
             record = EpochRecord(
                 epoch,
                 plan.schedule,
@@ -123,11 +127,11 @@ class EpochLog:
             if self._exporter is not None:
                 self._exporter.add_epoch(record)
             if self._watcher is not None:
-                self._watcher.prepares(epoch, plan.cause, ())
-                self._watcher.goes_on(record.filling_s, 0)
+                self._watcher.changed(epoch, plan.cause)
+            after = "the one before" if self._watcher is None else "it was fed, or after the one before"
             self._context.warn(
                 f"the plan has changed at microbatch {under_way.first_of_next}, "
-                f"whose result came {at - since:.2f} s after the one before"
+                f"whose result came {at - since:.2f} s after {after}"
             )
 
         collected.change(epoch, came)

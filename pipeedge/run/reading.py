@@ -42,6 +42,10 @@ class RunInput:
             self._started = True
             self._stream.start(self._crew)
 
+    def fit(self, stages: int) -> None:
+        """Fit a pipeline of ``stages`` from now on, which takes the place of the one before."""
+        self._stream.fit(stages)
+
     def wait_for_room(self) -> None:
         """Wait until another microbatch may be asked for.
 

@@ -233,9 +233,14 @@ class RequestQueue:
             raise ValueError(f"microbatches of {self._limits.max_items} items do not fit {microbatch_size}")
         with self._lock:
             self._backlog.feed_again(position)
-            window = 2 * stages + 1
+        return RequestStream(self, self.window(stages))
+
+    def window(self, stages: int) -> int:
+        """Return the largest number of microbatches under way in a pipeline of ``stages``."""
+        window = 2 * stages + 1
+        with self._lock:
             self._widest = max(self._widest, window)
-        return RequestStream(self, window)
+        return window
 
     def wait_for_room(self, window: int, is_closed: Callable[[], bool]) -> None:
         """Wait until fewer than ``window`` microbatches are under way, or some are to be fed again.
@@ -339,6 +344,10 @@ class RequestStream:
         self._window = window
         self._closed = False
         self._next: Group | None = None
+
+    def fit(self, stages: int) -> None:
+        """Fit a pipeline of ``stages`` from now on, which takes the place of the one before."""
+        self._window = self._queue.window(stages)
 
     def start(self, crew: Crew) -> None:
         """Have the stream closed when the crew stops."""

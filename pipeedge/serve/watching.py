@@ -97,6 +97,12 @@ class PipelineWatch:
             if cause:
                 self._note(cause)
 
+    def changed(self, epoch: int, cause: str) -> None:
+        """Note that another plan has taken the place of the one before, without a failure."""
+        with self._lock:
+            self._epoch = replace(self._epoch, number=epoch)
+            self._note(cause)
+
     def goes_on(self, seconds: float, repeated: int) -> None:
         """Note that results come again."""
         with self._lock:

@@ -22,6 +22,7 @@ from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.under_way import UnderWay
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
 from pipeedge.transport.channel import Channel
@@ -102,9 +103,13 @@ class QueuedStream:
     def __init__(self) -> None:
         self.queue: Channel[Group] = Channel(9)
         self._waited: Group | None = None
+        self.fitted = 0
 
     def start(self, crew: Crew) -> None:
         crew.on_stop(self.queue.close)
+
+    def fit(self, stages: int) -> None:
+        self.fitted = stages
 
     def wait_for_room(self) -> None:
         pass
@@ -114,6 +119,18 @@ class QueuedStream:
 
     def take(self) -> Group | None:
         return self._waited
+
+
+def test_a_feeder_that_takes_over_fits_the_input_to_its_pipeline() -> None:
+    under_way, stream, link, activity, crew = UnderWay(), QueuedStream(), LocalLink(), Activity(), Crew()
+    under_way.begin(0.0)
+    under_way.input_ended()
+    under_way.change(1, 9)
+    feed = Feed(stream, under_way=under_way, stages=4, takes_over=True)
+    crew.start("feed", Feeder(feed, Outgoing(SendingEnd(link), activity), activity).run)
+    assert link.receive() is None
+    crew.wait()
+    assert stream.fitted == 4
 
 
 def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> None:

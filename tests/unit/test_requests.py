@@ -117,6 +117,30 @@ def test_no_more_microbatches_leave_than_the_stages_need() -> None:
     assert crew.wait(LIMIT_S)
 
 
+def test_a_plan_with_more_stages_gets_more_microbatches() -> None:
+    queue = make_queue(max_waiting=30)
+    queue.submit([item(value) for value in range(30)])
+    stream, crew, groups = queue.stream(3, stages=1), Crew(), []
+    stream.start(crew)
+
+    def feed() -> None:
+        while len(groups) < 9:
+            if len(groups) == 3:
+                stream.fit(4)
+            stream.wait()
+            groups.append(stream.take())
+
+    crew.start("feed", feed)
+    assert crew.wait(LIMIT_S)
+    stream.fit(1)
+    answer(queue, groups[0])
+    crew.start("feed", stream.wait)
+    assert not crew.wait(0.05)  # eight are under way still
+    for group in groups[1:7]:
+        answer(queue, group)
+    assert crew.wait(LIMIT_S)
+
+
 def test_a_full_queue_refuses_or_waits() -> None:
     clock = Clock(5.0)
     queue = make_queue(clock, max_waiting=6)

@@ -60,6 +60,14 @@ def test_epochs_are_counted_and_told() -> None:
     assert [event.at for event in events] == [1060.0] * 5 + [1000.0]
 
 
+def test_a_change_of_the_plan_is_no_recovery() -> None:
+    watch = PipelineWatch()
+    watch.prepares(1, "", ())
+    watch.changed(2, "host b is twice as slow")
+    assert watch.epoch == EpochState(number=2)
+    assert watch.events()[0].line == "host b is twice as slow"
+
+
 def test_events_are_bounded() -> None:
     watch = PipelineWatch()
     for epoch in range(2, 100):

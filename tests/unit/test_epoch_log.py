@@ -1,0 +1,42 @@
+"""What the data rank notes of the epochs of a run that answers requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.data.source import Microbatch
+from pipeedge.run.epoch_log import EpochLog
+from pipeedge.run.under_way import DataProgress
+from pipeedge.serve.watching import EpochState, PipelineWatch
+
+SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
+FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=())
+BETTER: Any = SimpleNamespace(schedule=SCHEDULE, cause="host b is twice as slow", lost=())
+
+
+def batch(number: int) -> Microbatch:
+    return Microbatch((), (None,), ("",), (number,))
+
+
+@pytest.mark.parametrize(("fed_at", "waited_s"), [(3699.75, 0.25), (99.0, 3600.0)])
+def test_a_change_while_nothing_is_asked_costs_no_time(fed_at: float, waited_s: float) -> None:
+    progress, watch, lines = DataProgress(), PipelineWatch(), list[str]()
+    context: Any = SimpleNamespace(warn=lines.append)
+    log = EpochLog(context, progress, cast(Any, SimpleNamespace(stopped_at=0.0)), None, watch)
+    log.prepared(1, FIRST)
+    log.runs()
+    under_way, collected = progress.under_way, progress.collected
+    under_way.begin(0.0)
+    under_way.feed(0, batch(0), 99.0)
+    collected.came(100.0, 0.0, 99.0, 1, epoch=1)
+    under_way.wrote(0)
+    log.changes(2, BETTER)
+    under_way.feed(1, batch(1), fed_at)
+    collected.came(3700.0, 0.0, fed_at, 1, epoch=2)
+    assert collected.epochs[-1].filling_s == waited_s
+    assert f"whose result came {waited_s:.2f} s after" in lines[-1]
+    assert watch.epoch == EpochState(number=2)
