@@ -11,6 +11,7 @@ dials again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import selectors
 import socket
 import ssl
@@ -26,6 +27,10 @@ HANDSHAKE_S = 5.0
 """Seconds within which a caller must have introduced itself."""
 MAX_CALLERS = 64
 """Largest number of connections that have not introduced themselves."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of a connection that cannot be accepted until the process or the machine gives something back."""
+_EXHAUSTED_S = 0.1
+"""Pause before the next attempt, while no caller has anything to give back."""
 
 
 class _Newcomer:
@@ -142,8 +147,10 @@ class Reception:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
             # The peer closed it already. Or there are no more file descriptors, which the callers give back.
+            if not self._callers and error.errno in _EXHAUSTED:
+                time.sleep(_EXHAUSTED_S)  # or the selector would return at once, for ever
             self._dismiss_oldest()
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 import struct
@@ -10,6 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -510,6 +512,35 @@ def test_damaged_frames_are_refused_or_read(pair: Pair) -> None:
         error = forged(pair, mutate_bytes(good, chance, HEADER_BYTES), serial)
         assert isinstance(error, PeerFailedError)
         assert error.peer == 3
+
+
+def test_a_reception_without_file_descriptors_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            if len(pauses) < 3:
+                raise OSError(errno.EMFILE, "too many open files")
+            return super().accept()
+
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)
+    monkeypatch.setattr("pipeedge.transport.reception.time", clock)
+    listener = Exhausted()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    met = threading.Event()
+
+    def admit(stream: Stream, hello: bytes) -> bool:
+        stream.close()
+        met.set()
+        return True
+
+    with (
+        contextlib.closing(Reception(listener, context=None, hello_bytes=4, admit=admit)),
+        socket.create_connection(listener.getsockname()) as caller,
+    ):
+        caller.sendall(b"ping")
+        assert met.wait(LIMIT_S)
+    assert len(pauses) == 3
 
 
 def test_a_reception_closes_while_it_is_asked_to_reconsider() -> None:
