@@ -113,6 +113,8 @@ class _Rank:
         self._latest: _Turn | None = None  # the latest epoch in which this rank had a part and that ran
         self.startup_s = 0.0
         """Seconds from the start of the process to the first microbatch."""
+        self._telling = threading.Lock()
+        """Held while an epoch's record is told, in several messages."""
         self._recorded = 0
         session.member.on_end(self._stop_all)
 
@@ -149,6 +151,8 @@ class _Rank:
             # The data rank's links have carried all that there is, and their other ends close them, too.
             if turn is not self._latest or not self._has_all:
                 self._stop(turn)
+        with self._telling:
+            self._recorded = _MOST_RECORDED  # what follows is the last one's, and the end
         return self._latest
 
     def _stop_all(self) -> None:
@@ -267,9 +271,10 @@ class _Rank:
             return
         member = self._session.member
         text = make_recording(turn.context, member, turn.parts, turn.epoch).to_text()
-        self._recorded += len(text)
-        if self._recorded <= _MOST_RECORDED:
-            member.record(f"\n{text}")
+        with self._telling:
+            self._recorded += len(text)
+            if self._recorded <= _MOST_RECORDED:
+                member.record(f"\n{text}")
 
     def _stop(self, turn: _Turn) -> None:
         """End all threads and links of an epoch."""
