@@ -75,9 +75,11 @@ class LatencySearch {
     while (best_.size() > 1 && !clock_.expired() && as_quick(network, best_.size() - 1, quick_enough())) {
     }
     if (instance_.data_class() == -1 || best_.on_data_host() || clock_.expired()) return;
-    // One stage less that is not on the data host is worth more than what counts as equally quick.
-    const double reluctance = best_.high() > 0 ? 1e-3 * best_.high() : std::numeric_limits<double>::min();
-    const double limit = quick_enough() + reluctance * (best_.size() - 1);
+    // With the reluctance, no schedule without a stage on the data host is within the limit, and one with such a
+    // stage is only if its latency is, however many stages it has. The reluctance need hardly exceed the tolerance;
+    // a larger one would loosen the bounds, because their paths may use the data host repeatedly.
+    const double limit = quick_enough();
+    const double reluctance = 2 * (limit - best_.high());
     as_quick(Network(instance_, bottleneck, Purpose::kLatency, limit, reluctance), best_.size(), limit);
   }
 

@@ -109,9 +109,12 @@ void Network::add_arcs(const std::vector<ClassStages>& stages) {
         arc.to = ends[n].second;
         arc.sender = sender_of_.empty() ? 0 : sender_of_[at(cls)];
         if (purpose_ == Purpose::kLatency) {
-          arc.cost = stages[at(cls)].seconds[n] + (cls == instance_.data_class() ? 0 : reluctance_);
+          arc.cost = stages[at(cls)].seconds[n];
           if (cut == 0) arc.cost += instance_.link_from_data(cls);
           if (arc.to == layers) arc.cost += instance_.link_to_data(cls);
+          // Every schedule has one last stage, and at most one on the data host, which is a class of its own.
+          if (arc.to == layers) arc.cost += reluctance_;
+          if (cls == instance_.data_class()) arc.cost -= reluctance_;
         }
         arcs_.push_back(arc);
       }

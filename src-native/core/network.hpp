@@ -29,7 +29,7 @@ struct Step {                     // a stage of a path
 using Path = std::vector<Step>;
 
 struct Arc {
-  double cost = 0;                // contribution to the latency in seconds; 0 for kFeasibility
+  double cost = 0;                // contribution to the latency and reluctance in seconds; 0 for kFeasibility
   std::int32_t resource = 0;
   std::int32_t cls = 0;
   std::int32_t to = 0;
@@ -41,7 +41,7 @@ enum class Purpose { kFeasibility, kLatency };
 class Network {
  public:
   // Omits stages that no schedule with a latency up to `latency_limit` can have. For kLatency, `reluctance` is
-  // added to the seconds of every stage that is not on the data host.
+  // added to the seconds of every schedule without a stage on the data host.
   Network(const Instance& instance, double bottleneck, Purpose purpose, double latency_limit = kInfinity,
           double reluctance = 0);
 

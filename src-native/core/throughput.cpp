@@ -105,7 +105,7 @@ void minimise_stages(const Instance& instance, const Clock& clock, Feasibility& 
 }
 
 // Among the schedules with the best bottleneck and as many stages, the least latency. `reluctance`: seconds by
-// which every stage that is not on the data host is made to seem longer.
+// which every schedule without a stage on the data host is made to seem longer.
 class LatencyTie {
  public:
   LatencyTie(const Instance& instance, const Clock& clock, Incumbent& best, double reluctance)
@@ -139,8 +139,7 @@ class LatencyTie {
   }
 
   double latency_of(const Path& path) const {
-    const auto elsewhere = path.size() - (uses_data_host(instance_, path) ? 1 : 0);
-    return costs_of(instance_, path).latency_s + reluctance_ * static_cast<double>(elsewhere);
+    return costs_of(instance_, path).latency_s + (uses_data_host(instance_, path) ? 0 : reluctance_);
   }
 
   const Instance& instance_;
@@ -149,8 +148,8 @@ class LatencyTie {
   const double reluctance_;
 };
 
-// Among schedules as good and of as many stages, one with a stage on the data host: there every other stage
-// costs more than any latency can make up for.
+// Among schedules as good and of as many stages, one with a stage on the data host: to have none costs more than
+// any difference in latency, as no stage or link takes longer than the bottleneck.
 void prefer_data_host(const Instance& instance, const Clock& clock, Incumbent& best) {
   if (instance.data_class() == -1 || best.on_data_host() || clock.expired()) return;
   const double reluctance = best.high() > 0 ? (2.0 * best.size() + 2) * best.high() : 1;

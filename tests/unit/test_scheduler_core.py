@@ -117,6 +117,80 @@ def test_middle_sized_problems_equal_a_dynamic_programme(seed: int) -> None:
     compare(cases(100), draw, schedule_dynamic.best_schedules)
 
 
+def close_case(rng: np.random.Generator) -> Case:
+    """Return a problem in which fewer stages with the data host often take up to 0.1 % longer than more.
+
+    One layer is the bottleneck, which leaves time for long stages elsewhere, and the data host has memory
+    for several layers.
+    """
+    layers, kinds = int(rng.integers(3, 6)), int(rng.integers(2, 4))
+    hosts = rng.integers(1, kinds, rng.integers(4, 6))
+    data_host = int(rng.integers(len(hosts)))
+    hosts[data_host] = 0
+    time = np.ones((kinds, layers))
+    time[0] += rng.integers(0, 8, layers) / 4096
+    time[:, rng.integers(layers)] += layers
+    return Case(
+        mem=np.ones(layers),
+        elements=rng.choice([0.0, 0.0, 0.0, 1.0], layers + 1),
+        type_mem=np.array([rng.integers(2, layers), *rng.integers(1, 3, kinds - 1)], float),
+        type_bw=np.full(kinds, 4096.0),
+        time=time,
+        hosts=tuple(int(kind) for kind in hosts),
+        batch=1.0,
+        element_bytes=1.0,
+        buffers_in=0.0,
+        buffers_out=0.0,
+        data_host=data_host,
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_close_problems_equal_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(300 + seed)
+    compare(cases(500), lambda: close_case(rng), schedule_brute_force.best_schedules)
+
+
+@pytest.mark.parametrize(
+    ("case", "latency"),
+    [
+        pytest.param(
+            Case(
+                mem=np.ones(5),
+                elements=np.zeros(6),
+                type_mem=np.array([100.0, 1.0]),
+                type_bw=np.full(2, 1e6),
+                time=np.array([[99, 0.107, 0.107, 0.107, 0.107], [10, 0.1, 0.1, 0.1, 0.1]]),
+                hosts=(0, 1, 1, 1, 1, 1),
+                data_host=0,
+            ),
+            10.4,
+            id="four layers on the data host take 0.028 s longer than on four others",
+        ),
+        pytest.param(
+            Case(
+                mem=np.ones(5),
+                elements=np.array([0.0, 0.0, 1.0, 1.0, 0.0, 0.0]),
+                type_mem=np.array([100.0]),
+                type_bw=np.array([1000.0]),
+                time=np.array([[1.0, 3.0, 1.0, 1.0, 2.0]]),
+                hosts=(0, 0, 0, 0),
+                batch=1.0,
+                element_bytes=1.0,
+                data_host=2,
+                feed=np.array([2.0]),
+            ),
+            8.0,
+            id="two stages send 0.001 s longer than three",
+        ),
+    ],
+)
+def test_a_stage_on_the_data_host_costs_no_latency(case: Case, latency: float) -> None:
+    compare(1, lambda: case, schedule_brute_force.best_schedules)
+    result = native.schedule(**case.arguments(), objective="latency")
+    assert result.lower_bound_s == result.latency_s == pytest.approx(latency, rel=1e-9)
+
+
 @pytest.mark.parametrize("data_host", range(3))
 def test_the_data_host_has_a_stage_even_if_nothing_takes_time(data_host: int) -> None:
     case = Case(
