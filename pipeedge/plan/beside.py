@@ -103,16 +103,20 @@ def best_beside(
 ) -> tuple[PlacedStage, ...]:
     """Return the best schedule for which every host has memory beside its present stage.
 
-    It is the present one, if nothing better is found.
+    It is the present one, if nothing better is found and all of its hosts may take part.
 
     Args:
         problem: the hosts that may take part, with their measured times.
         present: schedule that runs.
         solve: the scheduler; raises InfeasibleError if there is no schedule.
+
+    Raises:
+        InfeasibleError: a host of the present schedule may not take part, and no other schedule was found.
     """
-    here = all(stage.host in problem.hosts for stage in present)
-    best = tuple(present)
-    best_s = period_s(problem, present) if here else math.inf
+    best: tuple[PlacedStage, ...] | None = None
+    best_s = math.inf
+    if all(stage.host in problem.hosts for stage in present):
+        best, best_s = tuple(present), period_s(problem, present)
     waiting: list[tuple[Problem, frozenset[str]]] = [(problem, frozenset())]
     solved = 0
     while waiting and solved < _MOST_SOLVED:
@@ -134,6 +138,8 @@ def best_beside(
         found = _completed(found, [stage for stage in present if stage.host in kept])
         if fits_beside(problem, present, found) and period_s(problem, found) < best_s:
             best, best_s = found, period_s(problem, found)
+    if best is None:
+        raise InfeasibleError("no schedule of the hosts that may take part fits beside the present one")
     return best
 
 
