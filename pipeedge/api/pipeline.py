@@ -34,7 +34,7 @@ from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
-from pipeedge.request.options import parse_runtime
+from pipeedge.request.options import RuntimeCommand, parse_runtime
 from pipeedge.run.pipeline import run
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.pending import EndedError
@@ -81,7 +81,8 @@ class Pipeline:
         ranks: Number of processes, this one included, which is rank 0.
         microbatch_size: Largest number of items that travel together.
         max_waiting: Largest number of items that wait; ``submit`` blocks while there is no room.
-        options: Further options of ``runtime.py``, such as ``["-pt", "1,24,25,48"]``.
+        options: Further options of ``runtime.py``, such as ``["-pt", "1,24,25,48"]``, except those for a
+            finished input and its results, ``-D``, ``--serve`` and ``--dry-run``.
         joins: Whether the other ranks are started elsewhere, with ``runtime.py`` and the same options, and
             ``-u`` and ``-c tcp``; ``options`` has the ``--addr`` and ``--port`` where they find this one.
         images_as_bytes: Whether images are sent as bytes, if that is exact. Without it, links carry four
@@ -110,7 +111,7 @@ class Pipeline:
         if not joins and ranks > 1 and not _gives(options, "--port"):
             self._arguments += ["--port", str(free_port("127.0.0.1"))]
         argv = ["0", str(ranks), *self._arguments]
-        self._request: RunRequest = parse_runtime(argv, Environment()).request
+        self._request = _request(parse_runtime(argv, Environment()))
         self._starts_ranks = not joins and ranks > 1
         self._max_waiting = max_waiting
         self._images_as_bytes = images_as_bytes
@@ -257,6 +258,25 @@ def _is_one(inputs: object) -> bool:
     if isinstance(inputs, tuple):
         return [type(one) for one in inputs] == [str, str]
     return isinstance(inputs, str | Path | bytes | Image.Image | Mapping)
+
+
+def _request(command: RuntimeCommand) -> RunRequest:
+    """Return the request of a command line, which may have any options that make sense in Python.
+
+    Raises:
+        RequestError: It has another one.
+    """
+    request = command.request
+    useless = {
+        "--dry-run": command.dry_run,
+        "--serve": request.serve.listen,
+        "-D/--data-rank": request.schedule.data_rank,
+    }
+    for name, value in useless.items():
+        if value:
+            raise RequestError(f"Pipeline runs the model, and asks it from rank 0: leave out {name}")
+    request.check_endless("Pipeline")
+    return request
 
 
 def _gives(options: Sequence[str], *names: str) -> bool:

@@ -234,7 +234,8 @@ class RunRequest:
                 f"-c {self.transport.comm} with a key: {engine} cannot encrypt its links; leave out -c, for "
                 f"links over {ENCRYPTED}, or the key"
             )
-        self._check_serving()
+        if self.serve.listen is not None:
+            self.check_endless("--serve")
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if self.schedule.survive_loss and not self.transport.goes_on:
@@ -262,24 +263,28 @@ class RunRequest:
                 f"{count(self.world.size, 'rank')}"
             )
 
-    def _check_serving(self) -> None:
-        """Refuse options for a finished input if there is none.
+    def check_endless(self, name: str) -> None:
+        """Refuse options for a finished input, in a run that answers requests for as long as it is asked.
+
+        Args:
+            name: What asks for such a run, for messages.
 
         Raises:
             RequestError: One was given.
         """
-        if self.serve.listen is None:
-            return
         useless = {
             "--input": self.input.paths,
             "--dataset-name": self.input.dataset_name,
             "-b/--batch-size": self.input.max_items,
+            "--skip-bad-input": self.input.skip_bad_input,
             "--output": self.output.results,
             "--check": self.output.check_items,
             "--held-out": self.schedule.held_out,
         }
         if self.schedule.replan == AUTO and self.transport.on_failure is None:
-            raise RequestError("--serve with --replan auto needs --on-failure continue")
-        for name, value in useless.items():
+            raise RequestError(f"{name} with --replan auto needs --on-failure continue")
+        for option_name, value in useless.items():
             if value:
-                raise RequestError(f"--serve answers requests and has no finished input: leave out {name}")
+                raise RequestError(
+                    f"{name} answers requests and has no finished input: leave out {option_name}"
+                )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeedge.base.errors import RequestError
-from pipeedge.request.declared import Check, ObeyedBy, at_least, check_options, option
+from pipeedge.request.declared import Check, ObeyedBy, at_least, check_options, option, options_of
 from pipeedge.request.parsing import path
 
 __all__ = ["ServeRequest"]
@@ -75,8 +75,9 @@ class ServeRequest:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.listen is None and self.api_key is not None:
-            raise RequestError("--api-key needs --serve, which it protects")
+        for one in options_of(ServeRequest) if self.listen is None else ():
+            if getattr(self, one.field) != one.default:
+                raise RequestError(f"{one.name} needs --serve: without it, a run answers no requests")
 
     @property
     def host(self) -> str:

@@ -180,6 +180,27 @@ def test_a_pipeline_that_cannot_run_says_why(
         pass
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--input", "a.png"],
+        ["--dataset-name", "ImageNet"],
+        ["-b", "3"],
+        ["--skip-bad-input"],
+        ["--output", "a.csv"],
+        ["--check", "3"],
+        ["--plan", "auto", "-sm", "m", "-sdt", "t", "-sd", "d", "--held-out", "3"],
+        ["--serve", "8000"],
+        ["--dry-run"],
+        ["-D", "1"],
+    ],
+)
+def test_options_that_make_no_sense_from_python_are_refused(options: list[str]) -> None:
+    name = options[-2] if len(options) > 1 else options[0]
+    with pytest.raises(RequestError, match=f"^Pipeline .*: leave out ({name}$|{name}/)"):
+        pipeedge.Pipeline("vit-digits", ranks=2, options=options)
+
+
 def test_a_pipeline_answers_only_while_it_runs() -> None:
     pipeline = pipeedge.Pipeline("vit-digits")
     with pytest.raises(EndedError, match="use it in a with statement"):

@@ -35,7 +35,7 @@ PICTURE = np.zeros((8, 8), np.uint8)
 
 OPTIONS = {
     "--serve …: give PORT, or ADDR:PORT": "0 1 -m vit-digits --serve pi1",
-    "--api-key needs --serve, which it protects": "0 1 -m vit-digits --api-key keys",
+    "--api-key needs --serve: without it, a run answers no requests": "0 1 -m vit-digits --api-key keys",
 }
 for quote, line in OPTIONS.items():
     says(quote)(lambda patch, line=line: start(line))
@@ -219,6 +219,16 @@ def _not_finite(patch: Patch) -> str:
 @says("the pipeline is not running: use it in a with statement")
 def _not_running(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits").submit(PICTURE))
+
+
+@says("Pipeline answers requests and has no finished input: leave out -b/--batch-size")
+def _finished_input(patch: Patch) -> str:
+    return refused(lambda: Pipeline("vit-digits", options=["-b", "9"]))
+
+
+@says("Pipeline runs the model, and asks it from rank 0: leave out --dry-run")
+def _dry_run(patch: Patch) -> str:
+    return refused(lambda: Pipeline("vit-digits", options=["--dry-run"]))
 
 
 @says("max_waiting 0: must be at least 1")

@@ -158,6 +158,22 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--max-waiting 3", "--max-waiting needs --serve"),
+        ("--max-body 3", "--max-body needs --serve"),
+        ("--request-timeout 3", "--request-timeout needs --serve"),
+        ("--api-key keys", "--api-key needs --serve"),
+        ("--serve 8000 --skip-bad-input", "--serve answers requests .* leave out --skip-bad-input"),
+        ("--serve 8000 --input a.png", "--serve answers requests .* leave out --input"),
+    ],
+)
+def test_options_that_serving_does_not_obey_are_refused(options: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        parse(f"0 1 {options}")
+
+
 @pytest.mark.parametrize(("line", "says"), WRONG)
 def test_a_wrong_request_is_one_line_with_code_2(
     line: str, says: str, capsys: pytest.CaptureFixture[str]
