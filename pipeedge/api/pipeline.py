@@ -8,6 +8,7 @@ caller ──item──> RequestQueue ──> [feed] ──> stages ──> [col
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -49,7 +50,8 @@ __all__ = ["Input", "Pipeline"]
 log = logging.getLogger("pipeedge")
 
 Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
-Input: TypeAlias = str | tuple[str, str] | Path | bytes | Image.Image | Array | Mapping[str, Array]
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Input: TypeAlias = str | tuple[str, str] | Path | Buffer | Image.Image | Array | Mapping[str, Array]
 """One thing to ask about: a sentence or a pair of them; an image as a path, the bytes of a file, a Pillow
 image, or an array; or arrays by the names of the model's inputs.
 """
@@ -118,6 +120,8 @@ class Pipeline:
         self._stack = ExitStack()
         self._ended: Future[None] = Future()
         self._service: Service | None = None
+        self._process: int | None = None
+        """Id of the process that runs it, or None before it starts."""
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -126,12 +130,20 @@ class Pipeline:
 
         Raises:
             PipeEdgeError: It cannot run; the message is one line that says why.
+            RequestError: It was started before.
         """
+        if self._process is not None:
+            raise RequestError(
+                "the pipeline has ended: make another one"
+                if self._service is None or self._ended.done()
+                else "the pipeline is running already: ask it, or make another one"
+            )
         request = self._request
         model = find_model(request.model.name)
         self._service = Service.open(
             request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
         )
+        self._process = os.getpid()
         queue = self._service.queue
         try:
             if self._starts_ranks:
@@ -180,11 +192,13 @@ class Pipeline:
             PipeEdgeError: The pipeline has failed, and the body has not noticed.
         """
         self.close(abandon=error is not None)
-        if error is None:
+        if error is None and not self._is_copy:
             self._ended.result()
 
     def close(self, *, abandon: bool = False) -> None:
         """End the pipeline: answer what waits, or give it up if ``abandon`` is true."""
+        if self._is_copy:  # it is another process's to end
+            return
         if self._service is not None:
             queue = self._service.queue
             if abandon:
@@ -234,10 +248,11 @@ class Pipeline:
             InputError: Something cannot be read, or does not fit the model; of many, in its turn.
             PipeEdgeError: The pipeline has failed.
         """
-        if _is_one(inputs):
+        service = self._running()
+        if _is_one(inputs, takes_text=service.model.takes_text):
             return self.submit(inputs).result()  # type: ignore[arg-type]
         return answers_in_order(
-            self._running(),
+            service,
             inputs,  # type: ignore[arg-type]
             # Large enough that handing it on costs little, and small enough that it finds room in the queue
             # long before the queue is empty.
@@ -248,16 +263,32 @@ class Pipeline:
     def _running(self) -> Service:
         if self._service is None:
             raise EndedError("the pipeline is not running: use it in a with statement")
+        if self._is_copy:
+            raise EndedError(
+                f"the pipeline runs in process {self._process}, of which this one is a fork: ask it there, "
+                "or make another one here"
+            )
         return self._service
 
+    @property
+    def _is_copy(self) -> bool:
+        """Whether another process runs the pipeline: a fork of it has the object, but none of its threads."""
+        return self._process not in (None, os.getpid())
 
-def _is_one(inputs: object) -> bool:
-    """Return whether ``inputs`` is one thing to ask about, rather than many."""
+
+def _is_one(inputs: object, *, takes_text: bool) -> bool:
+    """Return whether ``inputs`` is one thing to ask about, rather than many.
+
+    What cannot be iterated over is one thing, too, so that the line that refuses it says what the model
+    takes. The same goes for an open file, which would give lines.
+    """
     if isinstance(inputs, np.ndarray | torch.Tensor):
         return inputs.ndim <= _IMAGE_DIMENSIONS
     if isinstance(inputs, tuple):
-        return [type(one) for one in inputs] == [str, str]
-    return isinstance(inputs, str | Path | bytes | Image.Image | Mapping)
+        return takes_text and [type(one) for one in inputs] == [str, str]
+    if isinstance(inputs, str | Buffer | Image.Image | Mapping | io.IOBase):
+        return True
+    return not isinstance(inputs, Iterable)
 
 
 def _request(command: RuntimeCommand) -> RunRequest:

@@ -152,7 +152,10 @@ class Preparation:
                 return self.sentence(value, source=source)
             if isinstance(value, tuple) and [type(one) for one in value] == [str, str]:
                 return self.sentence(value[0], value[1], source=source)
-            raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes sentences")
+            raise InputError(
+                f"{source}: {type(value).__name__}; {self._model.name} takes sentences: give a string, or a "
+                "pair of them"
+            )
         if isinstance(value, bytes | bytearray | memoryview):
             return self.image(bytes(value), source)
         if isinstance(value, str | Path):
@@ -164,7 +167,10 @@ class Preparation:
             if array.dtype == np.uint8:
                 return self._images(array[None], [source])[0]
             return self.arrays({PIXELS: array[None]}, source)[0]
-        raise InputError(f"{source}: {type(value).__name__}; {self._model.name} takes images")
+        raise InputError(
+            f"{source}: {type(value).__name__}; {self._model.name} takes images: give a path, the bytes of a "
+            "file, a Pillow image or an array"
+        )
 
     def together(self, values: Sequence[Any], sources: Sequence[str]) -> list[Item] | None:
         """Return the items for values that take a fraction of the time together, or None for others.

@@ -201,6 +201,41 @@ def test_options_that_make_no_sense_from_python_are_refused(options: list[str]) 
         pipeedge.Pipeline("vit-digits", ranks=2, options=options)
 
 
+def test_a_pipeline_is_started_once() -> None:
+    with pipeedge.Pipeline("vit-digits") as pipeline:
+        with pytest.raises(RequestError, match="is running already"), pipeline:
+            pass
+        assert pipeline(PICTURES[0]).best.number == DIGITS.items[0].label  # it goes on
+    with pytest.raises(RequestError, match="has ended: make another one"), pipeline:
+        pass
+
+
+def test_a_fork_neither_asks_nor_ends_the_pipeline(
+    digits: pipeedge.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        for ask in (digits, digits.submit):
+            with pytest.raises(EndedError, match=r"runs in process \d+, of which this one is a fork"):
+                ask(PICTURES[0])  # type: ignore[operator]
+        digits.close()
+        digits.__exit__(None, None, None)
+    assert digits(PICTURES[0]).best.number == DIGITS.items[0].label
+
+
+def test_buffers_are_one_thing_and_pairs_of_paths_are_many(digits: pipeedge.Pipeline, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    Image.fromarray(PICTURES[0]).save(file)
+    data, label = file.read_bytes(), DIGITS.items[0].label
+    for buffer in (bytearray(data), memoryview(data)):
+        assert digits(buffer).best.number == label
+    assert [answer.best.number for answer in digits((str(file), str(file)))] == [label] * 2  # type: ignore[union-attr]
+    with file.open("rb") as stream:
+        for wrong in (stream, 7, None):
+            with pytest.raises(InputError, match=f"^input: {type(wrong).__name__}; vit-digits takes "):
+                digits(wrong)  # type: ignore[call-overload]
+
+
 def test_a_pipeline_answers_only_while_it_runs() -> None:
     pipeline = pipeedge.Pipeline("vit-digits")
     with pytest.raises(EndedError, match="use it in a with statement"):

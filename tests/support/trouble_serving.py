@@ -236,6 +236,28 @@ def _no_room(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits", max_waiting=0))
 
 
+@says("the pipeline has ended: make another one")
+def _entered_again(patch: Patch) -> str:
+    with Pipeline("vit-digits") as pipeline:
+        pass
+    return refused(pipeline.__enter__)
+
+
+@says("the pipeline is running already: ask it, or make another one")
+def _entered_twice(patch: Patch) -> str:
+    with Pipeline("vit-digits") as pipeline:
+        return refused(pipeline.__enter__)
+
+
+@says("the pipeline runs in process 17, of which this one is a fork: ask it there, or make another one here")
+def _forked(patch: Patch) -> str:
+    with Pipeline("vit-digits") as pipeline:
+        patch.setattr(pipeline, "_process", 17)
+        line = refused(lambda: pipeline.submit(PICTURE))
+        patch.undo()
+    return line
+
+
 @says("the pipeline was closed before the item was computed")
 def _closed(patch: Patch) -> str:
     served = service()
@@ -244,7 +266,7 @@ def _closed(patch: Patch) -> str:
     return refused(lambda: pending[0])
 
 
-@says("input: int; vit-digits takes images")
+@says("input: int; vit-digits takes images: give a path, the bytes of a file, a Pillow image or an array")
 def _number(patch: Patch) -> str:
     return refused(lambda: service().preparation.item(7))
 
