@@ -11,7 +11,6 @@ import numpy as np
 import psutil
 import pytest
 from documents import Page
-from PIL import Image
 from places import ROOT
 from processes import World
 from waiting import LIMIT_S, until
@@ -41,10 +40,10 @@ def listeners() -> set[int]:
 
 
 def test_examples_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Image.fromarray(PICTURES[0]).save("digit.png")
     printed = 0
     for path in (ROOT / "README.md", ROOT / "docs" / "serving.md"):
+        (tmp_path / path.stem).mkdir()
+        monkeypatch.chdir(tmp_path / path.stem)  # with no file but those that the page makes
         blocks = [block for block in Page.read(path).blocks if block.language == "python"]
         text = next(block.text for block in blocks if "with Pipeline" in block.text)
         with (tmp_path / "printed").open("w") as stream, contextlib.redirect_stdout(stream):
