@@ -68,7 +68,7 @@ def choose_dtype(
             _known(profiles)
             or f"no profile of {request.model_name} for microbatches of {request.microbatch_size}"
         )
-        wanted = "" if min_agreement is None else f" of {figure(min_agreement, 6)}"
+        wanted = f" of {figure(min_agreement, 6)}" if min_agreement else ""
         raise ScheduleError(
             f"--dtype auto: no number type has a profile with an agreement{wanted}: {known} "
             f"({request.dev_types_file})"
@@ -91,12 +91,15 @@ def choose_dtype(
 def permitted(
     profiles: Mapping[str, Mapping[str, ModelProfile]], min_agreement: float | None
 ) -> dict[str, dict[str, ModelProfile]]:
-    """Return the profiles of each device kind, by number type, that agree well enough with float32."""
+    """Return the profiles of each device kind, by number type, that agree well enough with float32.
+
+    Without an agreement, or with one of 0, profiles that have none do, too.
+    """
     return {
         kind: {
             dtype: profile
             for dtype, profile in each.items()
-            if min_agreement is None or _agrees(profile, min_agreement)
+            if not min_agreement or _agrees(profile, min_agreement)
         }
         for kind, each in profiles.items()
     }

@@ -107,8 +107,8 @@ def choose_together(
 
     Args:
         asked: the files, and the largest microbatch size.
-        min_agreement: least fraction of items classified as in float32 with uncompressed links; None for the
-            scheduler's default.
+        min_agreement: least fraction of items classified as in float32 with uncompressed links; 0 allows what
+            was not measured, too; None for the scheduler's default.
         hosts: the host of each rank; None where the hosts are called by their ranks.
         exactly: whether microbatches must have the requested size.
         trial: tries plans on held-out items; one with less than the wanted agreement gives way to the next
@@ -172,7 +172,8 @@ def _first_that_passes(
             if not refused:
                 raise
             break
-        wanted = 1 - answer["max_loss"] if wanted is None else wanted
+        if wanted is None:  # any loss is allowed where there is no largest one
+            wanted = 0.0 if answer["max_loss"] is None else 1 - answer["max_loss"]
         part = trial(found.solution.schedule, found.microbatch_size)
         measured = f"{figure(part, 4)} on {count(len(trial), 'held-out item')}"
         (chosen,) = found.notes

@@ -103,11 +103,11 @@ class ScheduleRequest:
         metavar="FRACTION",
         obeyed_by=ObeyedBy.RANK_0,
         check=Check(
-            lambda value: 0 < value <= 1,
-            "must be above 0 and at most 1, the fraction of items whose class must be float32's",
+            lambda value: 0 <= value <= 1,
+            "must be from 0 to 1, the fraction of items whose class must be float32's",
         ),
         help="with --dtype auto or --plan auto: least fraction of items whose class must be that of float32, "
-        "as profiled (any with --dtype auto, 0.99 with --plan auto)",
+        "as profiled; 0 allows what was not measured, too (0 with --dtype auto, 0.99 with --plan auto)",
     )
     objective: str = option(
         "throughput",

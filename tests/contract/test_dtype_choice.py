@@ -95,6 +95,12 @@ def test_auto_takes_the_fastest_type_that_agrees_enough(tmp_path: Path) -> None:
         assert any(f"--dtype auto takes {dtype} (float32:" in note for note in notes) == ("auto" in options)
 
 
+def test_a_least_agreement_of_0_allows_types_without_one(tmp_path: Path) -> None:
+    files = cluster(tmp_path, {"a": {"float32": (0.04, None), "int8": (0.01, None)}}, 1024)
+    for least, dtype in (("0", "int8"), ("0.01", "float32")):
+        assert set(scheduled(files, f"--dtype auto --min-agreement {least}")[0]) == {dtype}
+
+
 def test_auto_lets_each_kind_of_device_compute_in_its_own_type(tmp_path: Path) -> None:
     old = {"float32": (0.04, None), "bfloat16": (0.2, 0.999)}
     dtypes, notes = scheduled(cluster(tmp_path, {"old": old, "new": BOTH}, 1024), "--dtype auto")

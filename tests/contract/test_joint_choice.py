@@ -27,7 +27,7 @@ def profile(size: int, dtype: str, seconds: float, agreement: float | None = Non
     return {"batch_size": size, "dtype": dtype, "time_s": [seconds] * LAYERS, **known}
 
 
-def files(folder: Path, bandwidth: float = 1000, int8_agreement: float = 0.996) -> str:
+def files(folder: Path, bandwidth: float = 1000, int8_agreement: float | None = 0.996) -> str:
     profiles = [profile(4, "float32", 0.1), profile(8, "float32", 0.15)]
     profiles += [profile(size, "int8", 0.1, int8_agreement) for size in (8, 64)]
     types = {"board": {"mem_MB": 1024, "bw_Mbps": bandwidth, "model_profiles": {"vit-digits": profiles}}}
@@ -92,6 +92,18 @@ def test_microbatches_are_no_larger_than_requested(tmp_path: Path) -> None:
 def test_least_agreement_is_kept(tmp_path: Path) -> None:
     found = planned(f"{files(tmp_path)} --min-agreement 1")
     assert {stage.dtype for stage in found.schedule.stages} == {"float32"}
+
+
+def test_without_a_least_agreement_what_was_not_measured_is_used(tmp_path: Path) -> None:
+    options = files(tmp_path, int8_agreement=None)
+    measured, any_ = planned(f"{options} -u 8"), planned(f"{options} -u 8 --min-agreement 0")
+    assert {stage.dtype for stage in measured.schedule.stages} == {"float32"}
+    assert {stage.dtype for stage in any_.schedule.stages} == {"int8"}
+    assert "expected" not in any_.notes[0]
+    trial = FewBits(int8=0.7)
+    tried = planned(f"{options} -u 8 --min-agreement 0", trial=trial)
+    assert tried.notes[0] == f"{any_.notes[0]}, 0.3 on 100 held-out items"
+    assert len(trial.tried) == 1
 
 
 def test_plan_that_fails_on_held_out_items_gives_way_to_the_next_best(tmp_path: Path) -> None:

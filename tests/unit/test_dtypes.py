@@ -361,7 +361,7 @@ def test_stored_weights_that_do_not_fit_are_refused(
         ("--dtype auto", "--dtype auto needs automatic scheduling"),
         ("--dtype auto -pt 1,16", "--dtype auto needs automatic scheduling"),
         ("--dtype auto,int8", "--dtype: 'auto' is not a number type"),
-        ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "must be above 0 and at most 1"),
+        ("--dtype auto -sm m -sdt t -sd d --min-agreement 1.5", "must be from 0 to 1"),
     ],
 )
 def test_invalid_requests_are_refused(options: str, said: str) -> None:
