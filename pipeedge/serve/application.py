@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.figures import ServiceFigures
@@ -49,34 +49,51 @@ def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list
     """Return every route with its handler."""
     model = "/v2/models/{model:path}"
     return [
-        _get("/", pages.index),
-        _get("/status", pages.status),
-        _get("/health", pages.health),
-        _get("/metrics", pages.metrics),
-        _get("/docs", pages.docs),
-        _get("/openapi.json", pages.openapi),
-        _post("/", routes.root),
-        _post("/v1/embeddings", routes.embeddings),
-        _post("/embed", routes.embed),
-        _post("/predict", routes.predict),
-        _post("/rerank", routes.rerank),
-        _post("/classify", routes.classify),
-        _get("/v2", inference.server),
-        _get("/v2/health/live", inference.live),
-        _get("/v2/health/ready", inference.ready),
-        _post(f"{model}/versions/1/infer", inference.infer),
-        _post(f"{model}/infer", inference.infer),
-        _get(f"{model}/ready", inference.ready),
-        _get(model, inference.metadata),
+        _PathRoute("/", get=pages.index, post=routes.root),
+        _PathRoute("/status", get=pages.status),
+        _PathRoute("/health", get=pages.health),
+        _PathRoute("/metrics", get=pages.metrics),
+        _PathRoute("/docs", get=pages.docs),
+        _PathRoute("/openapi.json", get=pages.openapi),
+        _PathRoute("/v1/embeddings", post=routes.embeddings),
+        _PathRoute("/embed", post=routes.embed),
+        _PathRoute("/predict", post=routes.predict),
+        _PathRoute("/rerank", post=routes.rerank),
+        _PathRoute("/classify", post=routes.classify),
+        _PathRoute("/v2", get=inference.server),
+        _PathRoute("/v2/health/live", get=inference.live),
+        _PathRoute("/v2/health/ready", get=inference.ready),
+        _PathRoute(f"{model}/versions/1/infer", post=inference.infer),
+        _PathRoute(f"{model}/versions/1/ready", get=inference.ready),
+        _PathRoute(f"{model}/versions/1", get=inference.metadata),
+        _PathRoute(f"{model}/infer", post=inference.infer),
+        _PathRoute(f"{model}/ready", get=inference.ready),
+        _PathRoute(model, get=inference.metadata),
     ]
 
 
-def _get(path: str, handler: Handler) -> Route:
-    return Route(path, _guarded(handler), methods=["GET"])
+class _PathRoute(Route):
+    """A path with the handler of each method. No later route takes the path, whatever the method.
 
+    The name of a model may have slashes, so the last path above would take those before it.
+    """
 
-def _post(path: str, handler: Handler) -> Route:
-    return Route(path, _guarded(handler), methods=["POST"])
+    def __init__(self, path: str, *, get: Handler | None = None, post: Handler | None = None) -> None:
+        handlers = {
+            method: _guarded(handler)
+            for method, handler in (("GET", get), ("POST", post))
+            if handler is not None
+        }
+
+        async def handle(request: Request) -> Response:
+            return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+        super().__init__(path, handle, methods=list(handlers))
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return whether the path is this one, for every method: another one is refused with those it has."""
+        match, found = super().matches(scope)
+        return (Match.NONE if match is Match.NONE else Match.FULL), found
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -98,4 +115,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Reply to a request that no route takes."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     line = {404: "there is no such route; GET /docs lists them", 405: "not with this method"}
-    return error_reply(request.url.path, HttpError(status, line.get(status, "the request is refused")))
+    reply = error_reply(request.url.path, HttpError(status, line.get(status, "the request is refused")))
+    if isinstance(error, HTTPException):
+        reply.headers.update(error.headers or {})  # a 405 names the methods that the path has
+    return reply

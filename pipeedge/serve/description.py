@@ -158,6 +158,12 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
             _TENSORS, "Tell whether the model answers", parameters=("model",)
         ),
         ("post", f"{_MODEL}/infer"): _INFER,
+        ("get", f"{_MODEL}/versions/1"): _RouteNote(
+            _TENSORS, "The same; a model has one version", parameters=("model",)
+        ),
+        ("get", f"{_MODEL}/versions/1/ready"): _RouteNote(
+            _TENSORS, "Tell whether this version answers", parameters=("model",)
+        ),
         ("post", f"{_MODEL}/versions/1/infer"): _INFER,
         ("get", "/health"): _RouteNote(
             _SERVICE,

@@ -59,7 +59,7 @@ class InferenceRoutes:
         return json_reply({"name": "pipeedge", "version": pipeedge.__version__, "extensions": extensions})
 
     async def metadata(self, request: Request) -> Response:
-        """Answer ``GET /v2/models/NAME``."""
+        """Answer ``GET /v2/models/NAME``, and that of its one version."""
         self._check_name(request)
         if self._model.takes_text:
             inputs = [_described(_TEXT, BYTES, [-1])]

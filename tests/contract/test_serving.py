@@ -21,7 +21,7 @@ import prometheus_client.parser
 import pytest
 import torch
 import transformers
-from http_client import ServedModel
+from http_client import ServedModel, ask
 from PIL import Image
 from ports import free_port
 from served_models import CLASSES, MOST_TOKENS, save_bert, token_ids, token_types
@@ -180,6 +180,25 @@ def test_a_wrong_request_gets_a_sentence(
     reply = digits.post(path, body)
     assert reply.status == status, reply.body
     assert re.search(line, reply.line), reply.line
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/classify", {"POST"}),
+        ("DELETE", "/", {"GET", "HEAD", "POST"}),
+        ("POST", "/health", {"GET", "HEAD"}),
+        ("GET", "/v2/models/vit-digits/infer", {"POST"}),
+        ("GET", "/v2/models/vit-digits/versions/1/infer", {"POST"}),
+        ("POST", "/v2/models/vit-digits/ready", {"GET", "HEAD"}),
+    ],
+)
+def test_another_method_is_refused_with_those_that_the_path_has(
+    digits: ServedModel, method: str, path: str, allowed: set[str]
+) -> None:
+    reply = ask(digits.port, method, path, b"")
+    assert (reply.status, reply.line) == (405, "not with this method")
+    assert set(reply.headers["allow"].split(", ")) == allowed
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -361,6 +380,10 @@ def test_inference_of_tensors(classifier: tuple[ServedModel, Any]) -> None:
         np.testing.assert_allclose(found, expected[:count], atol=1e-5)
     for path in ("/v2/health/live", "/v2/health/ready", f"/v2/models/{name}/ready", "/v2"):
         assert served.get(path).status == 200
+    for version in described["versions"]:
+        assert served.get(f"/v2/models/{name}/versions/{version}").json == described
+        assert served.get(f"/v2/models/{name}/versions/{version}/ready").status == 200
+    assert served.get(f"/v2/models/{name}/versions/2").status == 404
     assert served.get("/v2/models/other").status == 404
 
 
