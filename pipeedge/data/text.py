@@ -24,7 +24,15 @@ from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, TableRow, lines_of, rows_of
 from pipeedge.request.files import STANDARD_INPUT
 
-__all__ = ["Sentence", "TokenItems", "Tokenizer", "find_tokenizer", "open_tokenizer", "read_sentences"]
+__all__ = [
+    "Sentence",
+    "TokenItems",
+    "Tokenizer",
+    "TooLongError",
+    "find_tokenizer",
+    "open_tokenizer",
+    "read_sentences",
+]
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
 CHUNK = 4096
@@ -39,6 +47,10 @@ _MOST_CHARACTERS = 1 << 20
 """Largest number of characters tokenised of a sentence whose words are longer."""
 
 log = logging.getLogger(__name__)
+
+
+class TooLongError(InputError):
+    """A sentence has more tokens than the model takes, and was not to be truncated."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +158,8 @@ class Tokenizer:
             warn: Whether to log that some were truncated.
 
         Raises:
-            InputError: The tokenizer does not fit the model, or a sentence is too long and ``truncate`` is
-                false.
+            InputError: The tokenizer does not fit the model.
+            TooLongError: A sentence is too long and ``truncate`` is false.
         """
         limit = self.most_tokens
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
@@ -156,9 +168,9 @@ class Tokenizer:
         encoded = [Encoded(array("i"), None) if cut else next(uncut) for cut in is_cut]
         too_long = [number for number, one in enumerate(encoded) if is_cut[number] or len(one.ids) > limit]
         if too_long and not truncate:
-            raise InputError(
+            raise TooLongError(
                 f"{sentences[too_long[0]].source}: more than the {count(limit, 'token')} that "
-                f"{self.model.name} takes; shorten it, or have it truncated"
+                f"{self.model.name} takes; shorten it"
             )
         if too_long and warn:
             log.warning(

@@ -79,7 +79,7 @@ class RerankBody(Struct):
 class RootBody(Struct):
     """``POST /``, as the client of Hugging Face sends it to any model."""
 
-    inputs: str | list[str | list[str]]
+    inputs: str | Annotated[list[str | list[str]], Meta(min_length=1)]
     normalize: Normalize = True
     truncate: Truncate = False
     raw_scores: RawScores = False

@@ -43,6 +43,8 @@ _QUICK_SIZE = 1024
 """Largest number of characters or bytes that are prepared by the thread that receives them."""
 _QUICK_PIXELS = 1 << 14
 """Largest image, in pixels, that is decoded by the thread that receives it."""
+_CHANNELS = (1, 3, 4)
+"""Numbers of channels that a picture may have."""
 _SLACK = 1e-3
 """Largest distance of a pixel's value from that of a byte, as a fraction of the step between two bytes."""
 
@@ -56,6 +58,7 @@ class Preparation:
         transform: Its conversion of images, if it takes images.
         as_bytes: Whether images travel as bytes, if that is exact.
         max_pixels: Largest image to decode, in pixels; None for the default.
+        for_strangers: Whether values come over a network, from those who cannot choose ``as_bytes``.
     """
 
     def __init__(
@@ -66,11 +69,13 @@ class Preparation:
         transform: ImageTransform | None = None,
         as_bytes: bool = True,
         max_pixels: int | None = None,
+        for_strangers: bool = False,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._transform = transform
         self._max_pixels = max_pixels
+        self._for_strangers = for_strangers
         self._tokenizing = threading.Lock()  # transformers' tokenizers keep settings between two calls
         self.pixels: PixelTable | None = transform.table if transform is not None and as_bytes else None
         """Values that the bytes of images stand for, or None if items hold what the model takes."""
@@ -114,6 +119,7 @@ class Preparation:
             transform=transform,
             as_bytes=self.pixels is not None,
             max_pixels=self._max_pixels,
+            for_strangers=True,
         )
 
     @property
@@ -158,6 +164,8 @@ class Preparation:
             )
         if isinstance(value, bytes | bytearray | memoryview):
             return self.image(bytes(value), source)
+        if isinstance(value, str) and not value:
+            raise InputError(f"{source}: the path of the image is empty")
         if isinstance(value, str | Path):
             return self._picture(open_image(Path(value), self._max_pixels), str(value))
         if isinstance(value, Image.Image):
@@ -166,6 +174,11 @@ class Preparation:
             array = np.asarray(value)
             if array.dtype == np.uint8:
                 return self._images(array[None], [source])[0]
+            if self._is_picture(array):
+                raise InputError(
+                    f"{source}: {array.dtype} {list(array.shape)}; an image is uint8, with values from 0 to "
+                    "255: convert the array"
+                )
             return self.arrays({PIXELS: array[None]}, source)[0]
         raise InputError(
             f"{source}: {type(value).__name__}; {self._model.name} takes images: give a path, the bytes of a "
@@ -266,6 +279,19 @@ class Preparation:
         items = [rows.read(index) for index in range(len(rows))]
         return items if self.pixels is None else [self._in_bytes(item, self.pixels) for item in items]
 
+    @staticmethod
+    def _is_picture(array: np.ndarray) -> bool:
+        """Return whether an array has the type or shape of a picture, rather than of what a model takes.
+
+        That is float [channels, height, width].
+        """
+        if not np.issubdtype(array.dtype, np.floating):
+            return True
+        has_channels_last = (
+            array.ndim == 3 and array.shape[2] in _CHANNELS and array.shape[0] not in _CHANNELS
+        )
+        return array.ndim == 2 or has_channels_last
+
     def _picture(self, picture: Image.Image, source: str) -> Item:
         if self._transform is None:
             raise InputError(f"{source}: an image; {self._model.name} takes sentences")
@@ -301,7 +327,7 @@ class Preparation:
         found = table.values.gather(1, places.flatten(1)).view_as(values)
         if bool(((found - values).abs() > _SLACK * steps.min()).any()):
             raise InputError(
-                f"{item.source}: {PIXELS} has values that no image of 8 bits a value gives; send the image, "
-                "or start the pipeline for floating point images"
+                f"{item.source}: {PIXELS} has values that no image of 8 bits a value gives; send the image"
+                + ("" if self._for_strangers else ", or start the pipeline with images_as_bytes=False")
             )
         return Item((places.to(torch.uint8),), item.label, item.source)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import numpy as np
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pipeedge.base.errors import InputError, PipeEdgeError, one_line
 from pipeedge.base.wording import excerpt
 from pipeedge.data.items import Item
-from pipeedge.data.text import Sentence
+from pipeedge.data.text import Sentence, TooLongError
 from pipeedge.serve.answers import ModelAnswer, ScoredClass
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import (
@@ -195,7 +196,7 @@ class Routes:
         if isinstance(data, InputError):
             return data
         try:
-            return self._preparation.image(data, f"image {index}")
+            return self._preparation.image(data, _image_name(index))
         except InputError as error:
             return error
 
@@ -203,19 +204,14 @@ class Routes:
         """Return the images of a request, and whether it may have several."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
-            try:
-                async with request.form(max_files=_MOST_FILES, max_fields=_MOST_FILES) as form:
-                    uploads = [one for _, one in form.multi_items() if isinstance(one, UploadFile)]
-                    files = [await one.read() for one in uploads]
-            except HTTPException as error:
-                raise InputError(f"the form cannot be read: {excerpt(error.detail, 200)}") from None
+            files = await _files_of_form(request)
             if not files:
                 raise InputError("the form has no file")
             return files, len(files) > 1
         if kind == "application/json":
             body = decode_body(await request.body(), ClassifyBody)
             if isinstance(body.inputs, str):
-                return [decode_data_url(body.inputs, "inputs")], False
+                return [decode_data_url(body.inputs, _image_name(0))], False
             self._asker.check_count(len(body.inputs))
             decoded = functools.partial(_decoded_or_error, body.inputs)
             return [decoded(index) for index in range(len(body.inputs))], True
@@ -268,7 +264,10 @@ class Routes:
                 Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
                 for number, (text, *pair) in enumerate(texts)
             ]
-            return self._preparation.sentences(sentences, truncate=truncate, warn=False)
+            try:
+                return self._preparation.sentences(sentences, truncate=truncate, warn=False)
+            except TooLongError as error:
+                raise InputError(f"{error}, or set truncate") from None
 
         quick = self._is_quick([text for each in texts for text in each])
         return await self._asker.answers(request, prepare, quick=quick)
@@ -277,6 +276,41 @@ class Routes:
         """Return whether texts or images are prepared in so little time that no other thread is needed."""
         plain = [value for value in values if isinstance(value, str | bytes)]
         return len(plain) == len(values) and self._preparation.is_quick(plain)
+
+
+class _FormParser(MultiPartParser):
+    """A parser of forms that refuses one without an end, whose last files would be missing or cut off."""
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers, self._to_the_end(stream), max_files=_MOST_FILES, max_fields=_MOST_FILES)
+        self._has_ended = False
+
+    def on_end(self) -> None:
+        self._has_ended = True
+
+    async def _to_the_end(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        async for chunk in stream:
+            yield chunk
+        if not self._has_ended:
+            raise MultiPartException("it is cut off before its closing boundary")
+
+
+async def _files_of_form(request: Request) -> list[bytes]:
+    """Return the files of a form.
+
+    Raises:
+        InputError: It is not one, or is cut off.
+    """
+    try:
+        async with aclosing(request.stream()) as stream:
+            form = await _FormParser(request.headers, stream).parse()
+    except MultiPartException as error:
+        raise InputError(f"the form cannot be read: {excerpt(error.message, 200)}") from None
+    try:
+        uploads = [one for _, one in form.multi_items() if isinstance(one, UploadFile)]
+        return [await one.read() for one in uploads]
+    finally:
+        await form.close()
 
 
 def decode_data_url(text: str, source: str) -> bytes:
@@ -296,9 +330,14 @@ def decode_data_url(text: str, source: str) -> bytes:
         raise InputError(f"{source}: is neither a data URL nor base64") from None
 
 
+def _image_name(index: int) -> str:
+    """Return what messages call an image of a request, in whatever form it comes."""
+    return f"image {index}"
+
+
 def _decoded_or_error(texts: Sequence[str], index: int) -> bytes | InputError:
     try:
-        return decode_data_url(texts[index], f"inputs[{index}]")
+        return decode_data_url(texts[index], _image_name(index))
     except InputError as error:
         return error
 

@@ -129,7 +129,7 @@ def test_of_several_images_a_bad_one_fails_alone(digits: ServedModel) -> None:
     assert reply.status == 200
     first, second, third, fourth = reply.json
     assert (first[0]["label"], fourth[0]["label"]) == (label(0), label(3))
-    assert second == {"error": "inputs[1]: is neither a data URL nor base64"}
+    assert second == {"error": "image 1: is neither a data URL nor base64"}
     assert third == {"error": "image 2: cannot be read as an image (its format is not known)"}
 
 
@@ -153,8 +153,28 @@ def large_picture() -> bytes:
         ("/embed", {"inputs": "a"}, 400, "vit-digits classifies: ask /classify"),
         ("/v1/embeddings", {"input": "a"}, 400, "vit-digits classifies: ask /classify"),
         ("/nothing", {}, 404, "there is no such route"),
+        (
+            "/v2/models/vit-digits/infer",
+            {
+                "inputs": [
+                    {
+                        "name": "pixel_values",
+                        "shape": [1, 1, 8, 8],
+                        "datatype": "FP32",
+                        "data": [0.1234] * 64,
+                    }
+                ]
+            },
+            400,
+            "pixel_values has values that no image of 8 bits a value gives; send the image$",
+        ),
         ("/classify", {"inputs": ["no image"] * 600}, 400, "600 items in one request: at most 512 may wait"),
-        ("/classify", {"inputs": "data:text/html,<b>"}, 400, "a data URL must be data:image/...;base64,..."),
+        (
+            "/classify",
+            {"inputs": "data:text/html,<b>"},
+            400,
+            "^image 0: a data URL must be data:image/...;base64,...",
+        ),
         ("/classify", {"inputs": "data:text/html;base64,PGI+"}, 400, "image 0: cannot be read as an image"),
         (
             "/v2/models/vit-digits/infer",
@@ -216,6 +236,13 @@ def test_a_broken_form_gets_a_sentence(digits: ServedModel, caplog: pytest.LogCa
         reply = digits.post("/classify", body, content_type=kind)
         assert reply.status == 400, reply.body
         assert "form" in reply.line
+    part = b'--x\r\nContent-Disposition: form-data; name="a"; filename="a"\r\n\r\n' + picture(0) + b"\r\n"
+    whole = part + part + b"--x--\r\n"
+    assert len(digits.post("/classify", whole, content_type=kind).json) == 2
+    for cut in (len(whole) - len(b"--\r\n"), len(whole) - len(b"--x--\r\n"), len(part) + 90, len(part) + 9):
+        reply = digits.post("/classify", whole[:cut], content_type=kind)
+        assert reply.status == 400
+        assert reply.line == "the form cannot be read: it is cut off before its closing boundary"
     assert logged(caplog) == []  # or strangers would fill the log
 
 
@@ -282,7 +309,12 @@ def test_rerank(tmp_path: Path) -> None:
     ("path", "body", "line"),
     [
         ("/predict", {"inputs": ""}, r"inputs\[0\]: the sentence is empty"),
-        ("/predict", {"inputs": "cat " * 99}, rf"inputs\[0\]: more than the {MOST_TOKENS} tokens"),
+        (
+            "/predict",
+            {"inputs": "cat " * 99},
+            rf"inputs\[0\]: more than the {MOST_TOKENS} tokens .*; shorten it, or set truncate$",
+        ),
+        ("/", {"inputs": []}, "Expected `array` of length >= 1"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, r"inputs\[0\]: 3 texts; give one, or a pair"),
         ("/predict", {"inputs": []}, "Expected `array` of length >= 1"),
         ("/predict", {"inputs": 3}, "the request does not fit"),
@@ -325,6 +357,7 @@ def test_too_many_texts_are_refused_before_any_is_looked_at(classifier: tuple[Se
         ({"input": "a", "encoding_format": "hex"}, "encoding_format hex"),
         ({"input": "a", "dimensions": 3}, "dimensions is not supported"),
         ({"input": []}, "the request has no inputs"),
+        ({"input": "cat " * 99}, "tokens that embedder takes; shorten it$"),
         ({"input": [3, "a"]}, r"input\[0\]: is a single number"),
         ({"input": [[9999]]}, "input_ids has 9999"),
         ({"input": [2**70]}, r"input\[0\]: a token id is not a number of 64 bits"),

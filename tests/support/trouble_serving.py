@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[str, bytes]] = {
     "vit-digits takes images: ask /classify": ("/predict", b'{"inputs": "a"}'),
     "the request does not fit: …": ("/classify", b'{"image": "a"}'),
     "the request is not JSON: …": ("/predict", b"a sentence"),
-    "inputs: is neither a data URL nor base64": ("/classify", b'{"inputs": "a picture"}'),
+    "image 0: is neither a data URL nor base64": ("/classify", b'{"inputs": "a picture"}'),
     "3 items in one request: at most 2 may wait; send several requests": (
         "/classify",
         b'{"inputs": ["", "", ""]}',
@@ -279,6 +279,11 @@ def _stack(patch: Patch) -> str:
 @says("input: uint8 [0, 8]; an image is [height, width], or that with channels")
 def _no_pixels(patch: Patch) -> str:
     return refused(lambda: service().preparation.item(np.zeros((0, 8), np.uint8)))
+
+
+@says("input: float64 [8, 8]; an image is uint8, with values from 0 to 255: convert the array")
+def _floats(patch: Patch) -> str:
+    return refused(lambda: service().preparation.item(np.zeros((8, 8))))
 
 
 @says("inputs[0]: pixel_values has values that no image of 8 bits a value gives; …")

@@ -94,7 +94,7 @@ def test_pixel_values_become_the_bytes_that_they_stand_for(digits: Preparation) 
     values = digits.pixels.look_up(torch.from_numpy(PICTURE)[None, None])[0]
     assert digits.item(values).tensors[0].equal(torch.from_numpy(PICTURE)[None])
     assert digits.item({"pixel_values": values.double()}).tensors[0].equal(torch.from_numpy(PICTURE)[None])
-    with pytest.raises(InputError, match="that no image of 8 bits a value gives"):
+    with pytest.raises(InputError, match=r"8 bits a value gives.* the pipeline with images_as_bytes=False$"):
         digits.item(values + 0.0012)
     with pytest.raises(InputError, match="that no image of 8 bits a value gives"):
         digits.item(values * 9)
@@ -137,6 +137,16 @@ def test_what_is_no_sentence_is_refused(sentences: Preparation, value: Any, line
             np.zeros((3, 8, 8)), r"pixel_values is \[1, 3, 8, 8\], .* takes \[items, 1, 8, 8\]", id="size"
         ),
         pytest.param({"pixel_values": np.full((1, 8, 8), np.nan)}, "not finite", id="NaN"),
+        pytest.param("", "^input: the path of the image is empty$", id="empty path"),
+        *(
+            pytest.param(array, rf"^input: {array.dtype} \[8.*; an image is uint8, with values", id=name)
+            for name, array in {
+                "gray floats": np.zeros((8, 8), np.float32),
+                "RGB floats": np.zeros((8, 8, 3)),
+                "integers": np.zeros((8, 8), np.int64),
+                "booleans": np.zeros((8, 8, 3), bool),
+            }.items()
+        ),
     ],
 )
 def test_what_is_no_image_is_refused(digits: Preparation, value: Any, line: str) -> None:
