@@ -6,11 +6,13 @@ import argparse
 import sys
 from typing import NoReturn
 
+from pipeedge.base.errors import RequestError
 from pipeedge.base.files import write_secret
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_notice
 from pipeedge.base.wording import printable
+from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.parsing import OneLineParser, add_common, path
 from pipeedge.transport.new_key import make_key
 
@@ -46,6 +48,8 @@ def main() -> NoReturn:
 
 def _make() -> None:
     file = key_parser().parse_args(sys.argv[1:]).file
+    if file == STANDARD_INPUT:  # as it would be for --key
+        raise RequestError("FILE -: a key is not printed; name a new file, such as cluster.pem")
     write_secret(file, make_key(), "FILE")
     print_notice(
         f"{printable(file)}: a new key. Copy it to every machine (scp -p), and start every rank with --key"

@@ -49,6 +49,8 @@ def _answer(words: Sequence[str]) -> None:
     elif words[0].startswith("-"):
         known = ["--help", "--version"]
         raise RequestError(f"unknown option {printable(words[0])}{hint(words[0], known)} (see --help)")
+    elif words[0] == "serve":
+        raise RequestError(f"unknown command serve: use '{COMMAND} run RANK WORLD --serve PORT'")
     else:
         known = [command.name for command in COMMANDS]
         raise RequestError(f"unknown command {printable(words[0])}{hint(words[0], known)} (see --help)")

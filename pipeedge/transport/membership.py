@@ -225,6 +225,8 @@ def _read(path: Path, option: str, *, private: bool = False) -> str:
         if path == STANDARD_INPUT:
             with open(0, "rb", closefd=False) as stream:
                 content = stream.read(_MAX_BYTES + 1)
+            if not content:
+                raise RequestError(f"{option} -: standard input is empty; the key is read from there")
         else:
             with path.open("rb") as stream:
                 mode = os.fstat(stream.fileno()).st_mode
@@ -265,8 +267,10 @@ def _blocks(text: str, source: str) -> list[tuple[str, str]]:
 
 def _private_key(blocks: list[tuple[str, str]], source: str) -> str:
     keys = [block for label, block in blocks if label.endswith(_PRIVATE_KEY)]
-    if len(keys) != 1:
-        raise RequestError(f"{source}: holds {len(keys) or 'no'} private keys, but one is needed")
+    if not keys:
+        raise RequestError(f"{source}: holds no private key")
+    if len(keys) > 1:
+        raise RequestError(f"{source}: holds {len(keys)} private keys, but one is needed")
     if "ENCRYPTED" in keys[0]:
         raise RequestError(
             f"{source}: the private key has a password, which no rank could be asked for: remove it with "

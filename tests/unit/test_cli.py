@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from pipeedge.base.errors import RequestError
 from pipeedge.base.program import COMMANDS as SCRIPTS
 from pipeedge.base.program import module_words, program_name
+from pipeedge.cli import key
 from pipeedge.cli.commands import COMMANDS, Command
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
@@ -70,12 +73,21 @@ def test_reports_record_the_words_that_started_the_run(monkeypatch: pytest.Monke
     assert training.request.command == ("pipeedge", "train", "--workers", "1")
 
 
+def test_a_key_is_not_written_to_a_file_called_minus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pipeedge-key", "-"])
+    with pytest.raises(RequestError, match=r"^FILE -: a key is not printed; name a new file"):
+        key._make()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["rum"], "unknown command rum; did you mean run?"),
         (["--hlep"], "unknown option --hlep; did you mean --help?"),
         ([], "no command given: use one of run, launch, "),
+        (["serve"], "unknown command serve: use 'pipeedge run RANK WORLD --serve PORT'"),
     ],
 )
 def test_a_wrong_command_is_one_line(

@@ -207,6 +207,21 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     assert "Is a directory" in refusal(tmp_path)
 
 
+def test_a_file_without_a_key_and_an_empty_standard_input_are_refused(file: Path) -> None:
+    file.write_text("")
+    assert refusal(file) == f"--key {file}: holds no private key"
+    file.write_text(KEY + KEY)
+    assert refusal(file) == f"--key {file}: holds 2 private keys, but one is needed"
+    standard_input = os.dup(0)
+    try:
+        with open(os.devnull) as nothing:  # noqa: PTH123 - its descriptor is wanted
+            os.dup2(nothing.fileno(), 0)
+        assert refusal(Path("-")) == "--key -: standard input is empty; the key is read from there"
+    finally:
+        os.dup2(standard_input, 0)
+        os.close(standard_input)
+
+
 def test_every_cut_off_file_is_refused(file: Path) -> None:
     whole = KEY.rstrip("\n")
     for length in range(0, len(whole), 7):
