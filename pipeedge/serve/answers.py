@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeedge.base.errors import RequestError
 from pipeedge.data.row_formats import class_name
 
 __all__ = ["ModelAnswer", "ScoredClass"]
+
+_GIVES = MappingProxyType(
+    {
+        "logits": "classifies an item as a whole: use top() or best",
+        "tokens": "classifies every token: use tokens",
+        "vector": "gives a vector, and no classes: use outputs",
+    }
+)
+"""What to use of the answers of a model, by its kind of outputs."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +53,16 @@ class ModelAnswer:
     """Logits [classes]; those of each token [tokens, classes]; a vector, for a model without a classifier."""
     class_names: Sequence[str] | None = field(default=None, repr=False)
     """Names of the classes, or None if the model does not define them."""
+    kind: str = "logits"
+    """What the outputs are, as a model's ``output_kind``: ``logits``, ``tokens`` or ``vector``."""
 
     def top(self, count: int | None = None) -> list[ScoredClass]:
-        """Return the best ``count`` classes, best first; all without a count. For outputs that are logits."""
+        """Return the best ``count`` classes, best first; all without a count.
+
+        Raises:
+            RequestError: The outputs are not logits.
+        """
+        self._check("logits")
         scores = self._scores()
         best = np.argsort(-scores, kind="stable")[:count]
         pairs = zip(best.tolist(), scores[best].tolist(), strict=True)
@@ -59,12 +77,26 @@ class ModelAnswer:
         scores: npt.NDArray[np.float64] = powers / powers.sum()
         return scores
 
+    def _check(self, wanted: str) -> None:
+        """Raise an error if the outputs are not of the kind that is wanted."""
+        if self.kind != wanted:
+            raise RequestError(f"the model {_GIVES[self.kind]}")
+
     @property
     def best(self) -> ScoredClass:
-        """Best class. For outputs that are logits."""
+        """Best class.
+
+        Raises:
+            RequestError: The outputs are not logits.
+        """
         return self.top(1)[0]
 
     @property
     def tokens(self) -> list[ScoredClass]:
-        """Best class of each token, in order. For outputs that are logits of each token."""
+        """Best class of each token, in order.
+
+        Raises:
+            RequestError: The outputs are not logits of each token.
+        """
+        self._check("tokens")
         return [ModelAnswer(row, self.class_names).best for row in self.outputs]

@@ -33,6 +33,7 @@ class PendingAnswers:
         count: Number of items.
         class_names: Names of the classes, or None if the model does not define them.
         withdraw: Called when nobody waits any more for answers that are still to come.
+        output_kind: What the outputs are, see ``ModelAnswer``.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class PendingAnswers:
         count: int,
         class_names: Sequence[str] | None = None,
         withdraw: Callable[[PendingAnswers], None] = lambda _: None,
+        output_kind: str = "logits",
     ) -> None:
         self.unclaimed = count
         """Number of items that are neither answered nor given up; belongs to the queue and its lock."""
         self._class_names = class_names
         self._withdraw = withdraw
+        self._output_kind = output_kind
         self._changed = threading.Condition(threading.Lock())
         self._found: list[Found | None] = [None] * count
         self._missing = count
@@ -65,7 +68,7 @@ class PendingAnswers:
             found = self._wait(place)
         if isinstance(found, PipeEdgeError):
             raise found
-        return ModelAnswer(found, self._class_names)
+        return ModelAnswer(found, self._class_names, self._output_kind)
 
     def __iter__(self) -> Iterator[ModelAnswer]:
         """Wait for one answer after the other.
@@ -78,7 +81,7 @@ class PendingAnswers:
                 found = self._wait(place)
             if isinstance(found, PipeEdgeError):
                 raise found
-            yield ModelAnswer(found, self._class_names)
+            yield ModelAnswer(found, self._class_names, self._output_kind)
 
     def _wait(self, place: int) -> Found:
         with self._changed:

@@ -62,6 +62,7 @@ class RequestQueue:
         max_tokens: Number of tokens of the longest item that will come; None for images.
         pixels: Values that the bytes of images stand for, or None if items hold what the model takes.
         class_names: Names of the classes, or None if the model does not define them.
+        output_kind: What the outputs are, see ``ModelAnswer``.
         clock: Returns the time in seconds.
     """
 
@@ -76,6 +77,7 @@ class RequestQueue:
         max_tokens: int | None = None,
         pixels: PixelTable | None = None,
         class_names: Sequence[str] | None = None,
+        output_kind: str = "logits",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_tokens = max_tokens
@@ -84,6 +86,7 @@ class RequestQueue:
         """Set when the pipeline begins to take items."""
         self._limits = limits
         self._class_names = class_names
+        self._output_kind = output_kind
         self._clock = clock
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -117,7 +120,7 @@ class RequestQueue:
         """
         deadline_s = None if timeout_s is None else self._clock() + timeout_s
         self.check_count(len(items))
-        answers = PendingAnswers(len(items), self._class_names, self._withdraw)
+        answers = PendingAnswers(len(items), self._class_names, self._withdraw, self._output_kind)
         entries = Entry.of(items, answers)
         with self._lock:
             if block:

@@ -63,6 +63,7 @@ class Service:
             max_tokens=preparation.max_tokens,
             pixels=preparation.pixels,
             class_names=model.labels,
+            output_kind=model.output_kind,
         )
         return cls(model, preparation, queue, given_name)
 

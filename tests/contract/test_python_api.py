@@ -50,6 +50,11 @@ def test_many_answers_come_in_order(digits: pipeedge.Pipeline) -> None:
         np.testing.assert_allclose(digits(picture).outputs, answer.outputs, atol=1e-5)
 
 
+def test_an_image_has_no_classes_of_tokens(digits: pipeedge.Pipeline) -> None:
+    with pytest.raises(RequestError, match=r"^the model classifies an item as a whole: use top\(\) or best$"):
+        digits(PICTURES[0]).tokens  # noqa: B018
+
+
 def test_answers_come_while_the_input_goes_on(digits: pipeedge.Pipeline) -> None:
     """Each picture depends on the previous answer, so nothing may wait for a full microbatch."""
     come: list[int | None] = [None]
@@ -158,7 +163,10 @@ def test_a_model_without_a_classifier_gives_vectors(tmp_path: Path) -> None:
     reference = save_bert(tmp_path / "bert", head=False)
     assert isinstance(reference, transformers.BertModel)
     with pipeedge.Pipeline(tmp_path / "bert") as pipeline:
-        vector = pipeline("the cat sat").outputs
+        answer = pipeline("the cat sat")
+        vector = answer.outputs
+    with pytest.raises(RequestError, match=r"^the model gives a vector, and no classes: use outputs$"):
+        answer.best  # noqa: B018
     with torch.inference_mode():
         expected = reference(input_ids=token_ids("the cat sat")).pooler_output[0]
     np.testing.assert_allclose(vector, expected, atol=1e-5)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S, until
 
 from pipeedge.base.crew import Closed, Crew
-from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError
+from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group
 from pipeedge.serve.batching import BatchLimits
@@ -27,9 +27,10 @@ def item(value: float, tokens: int = 1) -> Item:
     return Item((torch.full((tokens,), value),), None, f"item {value:g}")
 
 
-def make_queue(clock: Clock | None = None, **changed: int) -> RequestQueue:
+def make_queue(clock: Clock | None = None, output_kind: str = "logits", **changed: int) -> RequestQueue:
     limits = BatchLimits(**{"max_items": 3, "max_tokens": 1000, "max_waiting": 10, **changed})
-    return RequestQueue(limits, class_names=("a", "b"), clock=clock or Clock(5.0))
+    names = ("a", "b")
+    return RequestQueue(limits, class_names=names, output_kind=output_kind, clock=clock or Clock(5.0))
 
 
 def answer(
@@ -255,13 +256,15 @@ def test_an_item_whose_outputs_are_no_numbers_fails_alone() -> None:
 
 
 def test_outputs_of_tokens_come_without_padding() -> None:
-    queue = make_queue()
+    queue = make_queue(output_kind="tokens")
     pending = queue.submit([item(1, tokens=2), item(2, tokens=4)])
     answer(queue, take(queue), outputs=torch.arange(16.0).view(2, 4, 2))
     short, long = pending
     assert short.outputs.tolist() == [[0, 1], [2, 3]]
     assert long.outputs.shape == (4, 2)
     assert [token.label for token in short.tokens] == ["b", "b"]
+    with pytest.raises(RequestError, match=r"^the model classifies every token: use tokens$"):
+        short.top()
     state = queue.state()
     assert (state.tokens, state.padded_tokens) == (6, 8)
 
