@@ -154,6 +154,7 @@ class Pipeline:
                 self._ended.result()
         except BaseException:
             queue.abandon()
+            self._service = None  # nothing runs that close() could wait for
             self._stack.__exit__(*sys.exc_info())
             raise
         return self

@@ -18,6 +18,8 @@ from waiting import LIMIT_S
 
 import pipeedge
 from pipeedge.api import pipeline as module
+from pipeedge.api.ranks import LocalRanks
+from pipeedge.base.crew import Crew
 from pipeedge.base.errors import InputError, ModelError, RequestError, ScheduleError
 from pipeedge.data import DataEnds
 from pipeedge.data.defaults import default_digits
@@ -252,6 +254,21 @@ def test_a_pipeline_answers_only_while_it_runs() -> None:
         future = pipeline.submit(PICTURES[0])
     assert future.result(0).best.number == DIGITS.items[0].label  # leaving answers what was asked
     with pytest.raises(EndedError):
+        pipeline.submit(PICTURES[0])
+
+
+def test_a_pipeline_whose_ranks_cannot_be_started_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(ranks: LocalRanks) -> None:
+        raise RequestError("cannot start python: no such file")
+
+    monkeypatch.setattr(LocalRanks, "__enter__", fail)
+    pipeline = pipeedge.Pipeline("vit-digits", ranks=2)
+    with pytest.raises(RequestError, match="cannot start python"):
+        pipeline.__enter__()
+    closing = Crew()
+    closing.start("close", pipeline.close)
+    assert closing.wait(LIMIT_S)
+    with pytest.raises(EndedError, match="not running"):
         pipeline.submit(PICTURES[0])
 
 
