@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pipeedge.base.crew import Closed
-from pipeedge.base.errors import InputError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
@@ -99,21 +98,23 @@ class _Questions:
     def ask(self) -> None:
         """Take one group after the other, prepare it beside others, and ask about it in its turn."""
         with suppress(Closed):
-            try:
-                while (taken := self._take())[1]:
-                    first, values = taken
-                    items, failed = _prepared(self._service, first, values)
-                    self._wait_for_turn(first)
+            while (taken := self._take())[1]:
+                first, values = taken
+                items, failed = _prepared(self._service, first, values)
+                self._wait_for_turn(first)
+                try:
                     if items:
                         self.asked.put(self._service.queue.submit(items, block=True))
-                    if failed is not None:
-                        raise failed.error
-                    self._end_turn(len(values))
+                except Closed:
+                    raise
+                except BaseException as error:  # raised where the answers are taken
+                    failed = _Failed(error)
+                if failed is not None:  # the turn does not end, so nothing after it is asked
+                    self.asked.put(failed)
+                    break
+                self._end_turn(len(values))
+            else:
                 self._wait_for_turn(taken[0])
-            except Closed:
-                raise
-            except BaseException as error:  # raised where the answers are taken
-                self.asked.put(_Failed(error))
             self.asked.finish()
 
     def close(self) -> None:
@@ -149,11 +150,14 @@ class _Questions:
 
 
 def _prepared(service: Service, first: int, values: list[object]) -> tuple[list[Item], _Failed | None]:
-    """Return the items of a group whose first value has number ``first``, up to the one that failed."""
+    """Return the items of a group whose first value has number ``first``, up to the one that failed.
+
+    Nothing is raised: a failure has to wait for its turn.
+    """
     failed = values[-1] if isinstance(values[-1], _Failed) else None
     good = values if failed is None else values[:-1]
     sources = [f"input[{number}]" for number in range(first, first + len(good))]
-    with suppress(InputError):  # then one after the other, to know which
+    with suppress(BaseException):  # then one after the other, to know which
         together = service.preparation.together(good, sources)
         if together is not None:
             return together, failed

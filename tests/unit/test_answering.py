@@ -39,7 +39,7 @@ class Preparation:
 class Service:
     """Answers each number with itself, at once."""
 
-    preparation: Preparation
+    preparation: Preparation | GroupPreparation
     asked: list[int] = field(default_factory=list)
 
     @property
@@ -73,3 +73,40 @@ def test_nothing_after_a_failure_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(InputError, match=r"input\[4\]: negative"):
         next(found)
     assert service.asked == [0, 1, 2, 3]
+
+
+@dataclass
+class GroupPreparation:
+    """Prepares the group of the number 100 only after a negative one has failed, in another group."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    failed: threading.Event = field(default_factory=threading.Event)
+
+    def together(self, values: Sequence[int], sources: Sequence[str]) -> list[Item]:
+        if 100 in values:
+            self.begun.set()
+            assert self.failed.wait(LIMIT_S)
+        return [self.item(*each) for each in zip(values, sources, strict=True)]
+
+    def item(self, value: int, source: str) -> Item:
+        if value < 0:
+            self.failed.set()
+            raise TypeError(f"{source}: a failure that nobody has thought of")
+        return Item((torch.tensor([value]),), None, source)
+
+
+def test_an_unexpected_failure_comes_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "read_threads", lambda: 5)  # one for each value, if they come one by one
+    preparation = GroupPreparation()
+    service = Service(preparation)
+
+    def values() -> Iterator[int]:
+        yield 100
+        assert preparation.begun.wait(LIMIT_S)
+        yield from (1, 2, -1, 3)
+
+    found = answering.answers_in_order(service, values(), group=4, ahead=16)  # type: ignore[arg-type]
+    assert [float(next(found).outputs[0]) for _ in range(3)] == [100, 1, 2]
+    with pytest.raises(TypeError, match=r"input\[3\]: a failure"):
+        next(found)
+    assert service.asked == [100, 1, 2]
