@@ -92,7 +92,7 @@ def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:
             raise InputError(f"{name}: is not a regular file")
     except FileNotFoundError:
         raise InputError(f"{name}: no such file") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError is about a name that no file can have
         raise InputError(f"{name}: cannot be read as an image ({error})") from error
     return decode_image(path, name, max_pixels)
 

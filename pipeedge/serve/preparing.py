@@ -225,7 +225,8 @@ class Preparation:
             warn: Whether to log that it was cut.
 
         Raises:
-            InputError: It is empty, too long and not to be truncated, or the model takes images.
+            InputError: It is empty, not valid Unicode, too long and not to be truncated, or the model takes
+                images.
         """
         return self.sentences([Sentence(text, source, pair=pair)], truncate=truncate, warn=warn)[0]
 
@@ -240,7 +241,8 @@ class Preparation:
             warn: Whether to log that some were cut.
 
         Raises:
-            InputError: One is empty, too long and not to be truncated, or the model takes images.
+            InputError: One is empty, not valid Unicode, too long and not to be truncated, or the model takes
+                images.
         """
         found: dict[int, Item] = {}
         for sentence in sentences:
@@ -248,6 +250,8 @@ class Preparation:
                 raise InputError(f"{sentence.source}: a sentence; {self._model.name} takes images")
             if not any(one.strip() for one in sentence.texts):
                 raise InputError(f"{sentence.source}: the sentence is empty")
+            if not all(map(_is_unicode, sentence.texts)):
+                raise InputError(f"{sentence.source}: the sentence is not valid Unicode: it has a surrogate")
         for is_pair in (False, True):  # a tokenizer takes either in one call
             places = [place for place, each in enumerate(sentences) if (each.pair is not None) == is_pair]
             if places and self._tokenizer is not None:
@@ -331,3 +335,14 @@ class Preparation:
                 + ("" if self._for_strangers else ", or start the pipeline with images_as_bytes=False")
             )
         return Item((places.to(torch.uint8),), item.label, item.source)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether ``text`` can be encoded: half of a surrogate pair cannot, and tokenizers fail on it."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -321,6 +321,7 @@ def test_rerank(tmp_path: Path) -> None:
         ("/predict", b'{"inputs": ', "the request is not JSON"),
         ("/predict", b"[" * 100_000, "the request (is not JSON|does not fit)"),
         ("/predict", b'{"inputs": "\xff"}', "the request is not JSON"),
+        ("/predict", b'{"inputs": "a \\udc80 cat"}', "the request is not JSON"),
         ("/predict", {"inputs": [["a"]] * 41}, "41 items in one request: at most 40 may wait"),
         ("/rerank", {"query": "a", "texts": ["b"]}, "does not rank"),
         ("/embed", {"inputs": "a"}, "classifies: ask /predict"),
@@ -449,6 +450,11 @@ def test_inference_of_images(digits: ServedModel) -> None:
             "a string is longer",
         ),
         ([tensor("text", "BYTES", [1], parameters={"binary_data_size": 5})], b"\1\0\0\0\xff", "is not UTF-8"),
+        (
+            [tensor("text", "BYTES", [1], parameters={"binary_data_size": 7})],
+            b"\3\0\0\0\xed\xa0\x80",  # half of a surrogate pair
+            "is not UTF-8",
+        ),
         ([tensor("text", "BYTES", [1], data=["a"])], b"x", "1 bytes follow that belong to no input"),
         ([tensor("text", "FP8", [1], data=[1])], b"", "datatype FP8 is not supported"),
         ([tensor("text", "INT64", [1], data=[1])], b"", "text must be BYTES"),

@@ -112,6 +112,8 @@ def test_without_bytes_any_pixel_values_will_do() -> None:
     ("value", "line"),
     [
         pytest.param("  ", "input: the sentence is empty", id="blank"),
+        pytest.param("a \ud800 cat", "input: the sentence is not valid Unicode", id="surrogate"),
+        pytest.param(("a cat", "\udfff"), "input: the sentence is not valid Unicode", id="second surrogate"),
         pytest.param(3, "input: int; .* takes sentences", id="number"),
         pytest.param(b"the cat", "input: bytes; .* takes sentences", id="bytes"),
         pytest.param({"input_ids": [2, 99]}, "input_ids has 99, .* takes 0 to", id="no token"),
@@ -132,6 +134,8 @@ def test_what_is_no_sentence_is_refused(sentences: Preparation, value: Any, line
         pytest.param(png(np.zeros((101, 100), np.uint8)), "are 10,100 pixels, more than 10,000", id="large"),
         pytest.param(3, "input: int; vit-digits takes images", id="number"),
         pytest.param(Path("missing.png"), "missing.png: no such file", id="missing"),
+        pytest.param("\ud800.png", r"ud800.png: cannot be read as an image", id="surrogate"),
+        pytest.param("a\0.png", r"a\\x00.png: cannot be read as an image", id="null"),
         pytest.param(np.zeros((8, 8, 7), np.uint8), r"uint8 \[8, 8, 7\]; an image is", id="channels"),
         pytest.param(
             np.zeros((3, 8, 8)), r"pixel_values is \[1, 3, 8, 8\], .* takes \[items, 1, 8, 8\]", id="size"
