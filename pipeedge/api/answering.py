@@ -51,13 +51,15 @@ def answers_in_order(
     threading.Thread(target=questions.read, args=(values,), name="read", daemon=True).start()
     for number in range(read_threads()):
         threading.Thread(target=questions.ask, name=f"ask {number}", daemon=True).start()
+    taken: PendingAnswers | _Failed | None = None
     try:
-        while (several := questions.asked.get()) is not None:
-            if isinstance(several, _Failed):
-                raise several.error
-            yield from several
+        while (taken := questions.asked.get()) is not None:
+            if isinstance(taken, _Failed):
+                raise taken.error
+            yield from taken
     finally:
-        questions.close()
+        # In another thread: the garbage collector may end this iterator in one that holds the queue's lock.
+        threading.Thread(target=questions.close, args=(taken,), name="close", daemon=True).start()
 
 
 class _Questions:
@@ -104,7 +106,7 @@ class _Questions:
                 self._wait_for_turn(first)
                 try:
                     if items:
-                        self.asked.put(self._service.queue.submit(items, block=True))
+                        self._ask(items)
                 except Closed:
                     raise
                 except BaseException as error:  # raised where the answers are taken
@@ -117,13 +119,28 @@ class _Questions:
                 self._wait_for_turn(taken[0])
             self.asked.finish()
 
-    def close(self) -> None:
-        """Let all threads end."""
+    def _ask(self, items: list[Item]) -> None:
+        answers = self._service.queue.submit(items, block=True)
+        try:
+            self.asked.put(answers)
+        except Closed:
+            answers.cancel()
+            raise
+
+    def close(self, taken: PendingAnswers | _Failed | None) -> None:
+        """Let all threads end, and give up what was asked.
+
+        Args:
+            taken: What was taken last of the answers.
+        """
         self._values.close()
-        self.asked.close()
+        left = self.asked.close_and_take()
         with self._turn:
             self._closed = True
             self._turn.notify_all()
+        for answers in (taken, *left):
+            if isinstance(answers, PendingAnswers):
+                answers.cancel()
 
     def _take(self) -> tuple[int, list[object]]:
         """Wait for values; return what is there, if anything will be, and the number of the first."""

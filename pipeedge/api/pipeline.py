@@ -243,7 +243,8 @@ class Pipeline:
     def __call__(self, inputs: Input | Iterable[Input]) -> ModelAnswer | Iterator[ModelAnswer]:
         """Ask about one thing, or about many: then the answers are yielded in order, as they come.
 
-        Many things are read in a thread of their own, not far ahead of the answers that were taken.
+        Many things are read in a thread of their own, not far ahead of the answers that were taken. Closing
+        the iterator, as leaving its loop does, gives up what was read ahead.
 
         Raises:
             InputError: Something cannot be read, or does not fit the model; of many, in its turn.

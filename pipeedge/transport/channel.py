@@ -85,7 +85,13 @@ class Channel(Generic[T]):
 
     def close(self) -> None:
         """Close the channel: threads that wait now or later get ``Closed``."""
+        self.close_and_take()
+
+    def close_and_take(self) -> list[T]:
+        """Close the channel, and return the values that nobody has taken."""
         with self._changed:
             self._closed = True
+            values = list(self._values)
             self._values.clear()
             self._changed.notify_all()
+            return values

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from waiting import LIMIT_S
+from waiting import LIMIT_S, until
 
 from pipeedge.api import answering
 from pipeedge.base.errors import InputError
 from pipeedge.data.items import Item
-from pipeedge.serve.pending import PendingAnswers
+from pipeedge.serve.pending import EndedError, PendingAnswers
 
 
 @dataclass
@@ -110,3 +110,30 @@ def test_an_unexpected_failure_comes_in_its_turn(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(TypeError, match=r"input\[3\]: a failure"):
         next(found)
     assert service.asked == [100, 1, 2]
+
+
+@dataclass
+class SlowService(Service):
+    """Answers the first item alone."""
+
+    pending: list[PendingAnswers] = field(default_factory=list)
+
+    def submit(self, items: Sequence[Item], *, block: bool) -> PendingAnswers:
+        answers = PendingAnswers(len(items))
+        if not self.pending:
+            answers.put([(0, np.float32([0]))])
+        self.pending.append(answers)
+        return answers
+
+
+def test_what_nobody_takes_any_more_is_given_up() -> None:
+    service = SlowService(GroupPreparation())
+    found = answering.answers_in_order(service, range(100), group=2, ahead=4)  # type: ignore[arg-type]
+    assert float(next(found).outputs[0]) == 0
+    # One group has been taken, two wait to be, and the next one waits for room.
+    until(lambda: len(service.pending) == 4, "all that may be asked")
+    found.close()  # type: ignore[attr-defined]
+    until(lambda: all(answers.complete for answers in service.pending), "all to be given up")
+    for answers in service.pending[1:]:
+        with pytest.raises(EndedError, match="given up"):
+            answers[0]
