@@ -68,11 +68,14 @@ class Backlog:
         """
         first = self._tickets
         if not self._batcher.offer(first, [entry.tokens for entry in entries], deadline_s):
-            self.counts.refused += len(entries)
             return False
         self._tickets += len(entries)
         self._waiting.update(enumerate(entries, start=first))
         return True
+
+    def refuse(self, items: int) -> None:
+        """Count ``items`` that there is no room for."""
+        self.counts.refused += items
 
     def withdraw(self, answers: PendingAnswers) -> None:
         """Give up the items whose answers nobody wants; those under way are computed in vain."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,19 @@ class ExpiredError(RequestError):
     """The deadline of an item was over before it was computed."""
 
 
+class _Waiter:
+    """A thread that waits for room, in a line with others.
+
+    Args:
+        items: Number of items that it wants to add.
+        lock: Lock of the queue.
+    """
+
+    def __init__(self, items: int, lock: threading.Lock) -> None:
+        self.items = items
+        self.woken = threading.Condition(lock)
+
+
 class RequestQueue:
     """Items that wait for an answer; both ends of a pipeline.
 
@@ -91,10 +105,10 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         """Notified when the feeding thread may go on."""
-        self._room = threading.Condition(self._lock)
-        """Notified when there is room for the items that somebody wants to add."""
-        self._room_wanted: list[int] = []
-        """Number of items for each thread that waits for room."""
+        self._line: deque[_Waiter] = deque()
+        """Threads that wait for room, in order of their arrival. Only the first one gets any: if others could
+        take each place that becomes free, a request of many items would wait for ever.
+        """
         self._backlog = Backlog(limits)
         self._widest = 0
         """Number of microbatches under way from which on no thread feeds another."""
@@ -107,6 +121,9 @@ class RequestQueue:
         self, items: Sequence[Item], *, timeout_s: float | None = None, block: bool = False
     ) -> PendingAnswers:
         """Add ``items``, all or none, and return their answers, which are still to come.
+
+        Callers that wait for room get it first come, first served. While one of them waits, callers that do
+        not are refused.
 
         Args:
             items: Items that fit the model.
@@ -123,30 +140,37 @@ class RequestQueue:
         answers = PendingAnswers(len(items), self._class_names, self._withdraw, self._output_kind)
         entries = Entry.of(items, answers)
         with self._lock:
-            if block:
-                self._wait_for_room(len(items))
-            if self._error is not None:
-                raise self._error
-            if self._draining:
-                raise EndedError("the pipeline is ending and takes no further items")
-            if not self._backlog.offer(entries, deadline_s):
-                raise QueueFullError(
-                    f"{count(self._backlog.waiting, 'item')} wait already, and there is no room for "
-                    f"{len(items)} more; try again later",
-                    self._backlog.retry_after_s(),
-                )
-            if self._backlog.has_room_under_way(self._widest):
-                self._work.notify_all()
+            try:
+                if block:
+                    self._wait_for_room(len(items))
+                if self._error is not None:
+                    raise self._error
+                if self._draining:
+                    raise EndedError("the pipeline is ending and takes no further items")
+                if (self._line and not block) or not self._backlog.offer(entries, deadline_s):
+                    self._backlog.refuse(len(items))
+                    raise QueueFullError(
+                        f"{count(self._backlog.waiting, 'item')} wait already, and there is no room for "
+                        f"{len(items)} more; try again later",
+                        self._backlog.retry_after_s(),
+                    )
+                if self._backlog.has_room_under_way(self._widest):
+                    self._work.notify_all()
+            finally:
+                self._notify_of_room()  # whoever is next in line may have room too
         return answers
 
     def _wait_for_room(self, items: int) -> None:
-        if self._ended() or self._backlog.room >= items:
+        if self._ended() or (not self._line and self._backlog.room >= items):
             return
-        self._room_wanted.append(items)
+        waiter = _Waiter(items, self._lock)
+        self._line.append(waiter)
         try:
-            self._room.wait_for(lambda: self._ended() or self._backlog.room >= items)
+            waiter.woken.wait_for(
+                lambda: self._ended() or (self._line[0] is waiter and self._backlog.room >= items)
+            )
         finally:
-            self._room_wanted.remove(items)
+            self._line.remove(waiter)
 
     def check_count(self, items: int) -> None:
         """Refuse a request with more items than may ever wait.
@@ -199,13 +223,15 @@ class RequestQueue:
 
     def _notify_all(self) -> None:
         self._work.notify_all()
-        self._room.notify_all()
+        for waiter in self._line:
+            waiter.woken.notify()
 
     def _withdraw(self, answers: PendingAnswers) -> None:
         """Let the items leave the queue whose answers nobody wants."""
         with self._lock:
             self._backlog.withdraw(answers)
-            self._notify_all()
+            self._work.notify_all()
+            self._notify_of_room()
 
     def _reject(self, entries: Sequence[Entry], error: PipeEdgeError) -> None:
         with self._lock:
@@ -293,8 +319,8 @@ class RequestQueue:
         return self._backlog.has_next(window) or (self._draining and not self._backlog.waiting)
 
     def _notify_of_room(self) -> None:
-        if self._room_wanted and self._backlog.room >= min(self._room_wanted):
-            self._room.notify_all()
+        if self._line and self._backlog.room >= self._line[0].items:
+            self._line[0].woken.notify()
 
     # -- the collecting thread -----------------------------------------------------------------------
 

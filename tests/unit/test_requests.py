@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -173,7 +175,7 @@ def test_items_that_expire_make_room_for_those_who_wait_for_it() -> None:
     queue.submit([item(value) for value in range(3)], timeout_s=7)
     submitting = Crew()
     submitting.start("submit", lambda: queue.submit([item(9)], block=True))
-    until(lambda: queue._room_wanted == [1], "the thread that waits for room")
+    until(lambda: len(queue._line) == 1, "the thread that waits for room")
     clock.now += 7
     feeding, groups = Crew(), list[Group]()
     feeding.start("feed", lambda: groups.append(take(queue)))
@@ -181,6 +183,53 @@ def test_items_that_expire_make_room_for_those_who_wait_for_it() -> None:
     assert [one.source for _, one in groups[0].numbered] == ["item 9"]
     assert submitting.wait(LIMIT_S)
     assert feeding.wait(LIMIT_S)
+
+
+def test_room_is_given_first_come_first_served() -> None:
+    queue = make_queue(max_waiting=6)
+    queue.submit([item(0) for _ in range(6)])
+    stream, sources = queue.stream(3, stages=9), list[str]()
+
+    def feed() -> None:
+        stream.wait()
+        group = stream.take()
+        assert group is not None
+        sources.extend(one.source for _, one in group.numbered)
+
+    submitting = Crew()
+    for place, size in enumerate((5, 1, 1, 4), start=1):
+        some = [item(place)] * size
+        submitting.start("submit", functools.partial(queue.submit, some, block=True))
+        until(functools.partial(lambda length: len(queue._line) == length, place), "the thread in its place")
+    feed()
+    with pytest.raises(QueueFullError):  # there is room, but others came before
+        queue.submit([item(9)])
+    assert (len(queue._line), queue.state().waiting) == (4, 3)
+    feed()
+    until(lambda: len(queue._line) == 2, "the two threads that there is room for now")
+    while len(sources) < 17:
+        feed()
+    assert submitting.wait(LIMIT_S)
+    assert sources == ["item 0"] * 6 + ["item 1"] * 5 + ["item 2", "item 3"] + ["item 4"] * 4
+
+
+@pytest.mark.parametrize("end", [RequestQueue.drain, RequestQueue.abandon])
+def test_everybody_who_waits_for_room_hears_of_the_end(end: Callable[[RequestQueue], None]) -> None:
+    queue, refused = make_queue(max_waiting=2), list[EndedError]()
+    queue.submit([item(0), item(0)])
+
+    def submit() -> None:
+        with pytest.raises(EndedError) as error:
+            queue.submit([item(1), item(2)], block=True)
+        refused.append(error.value)
+
+    submitting = Crew()
+    for _ in range(3):
+        submitting.start("submit", submit)
+    until(lambda: len(queue._line) == 3, "the threads that wait for room")
+    end(queue)
+    assert submitting.wait(LIMIT_S)
+    assert len(refused) == 3
 
 
 def test_an_item_that_expires_is_answered_though_no_other_comes() -> None:
