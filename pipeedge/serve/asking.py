@@ -152,8 +152,11 @@ class Asker:
             return True
         try:
             probe = await self._ask(lambda: [self.service.probe()], _PROBE_S)
-            await self._wait(request, probe, _PROBE_S)
-            list(probe)
+            try:
+                await self._wait(request, probe, _PROBE_S)
+                list(probe)
+            finally:
+                probe.cancel()  # else probes fill the queue while nothing is fed
         except (PipeEdgeError, HttpError):
             return False
         return True
