@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from pipeedge.base.crew import Closed
 from pipeedge.data import read_threads
@@ -52,14 +53,17 @@ def answers_in_order(
     for number in range(read_threads()):
         threading.Thread(target=questions.ask, name=f"ask {number}", daemon=True).start()
     taken: PendingAnswers | _Failed | None = None
+    over: SimpleQueue[PendingAnswers | _Failed | None] = SimpleQueue()
+    threading.Thread(target=lambda: questions.close(over.get()), name="close", daemon=True).start()
     try:
         while (taken := questions.asked.get()) is not None:
             if isinstance(taken, _Failed):
                 raise taken.error
             yield from taken
     finally:
-        # In another thread: the garbage collector may end this iterator in one that holds the queue's lock.
-        threading.Thread(target=questions.close, args=(taken,), name="close", daemon=True).start()
+        # Another thread closes: the garbage collector may end this iterator in one that holds the queue's
+        # lock, or when Python ends and no thread can be started.
+        over.put(taken)
 
 
 class _Questions:

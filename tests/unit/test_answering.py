@@ -117,13 +117,18 @@ class SlowService(Service):
     """Answers the first item alone."""
 
     pending: list[PendingAnswers] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def submit(self, items: Sequence[Item], *, block: bool) -> PendingAnswers:
-        answers = PendingAnswers(len(items))
+        answers = PendingAnswers(len(items), withdraw=self._withdraw)
         if not self.pending:
             answers.put([(0, np.float32([0]))])
         self.pending.append(answers)
         return answers
+
+    def _withdraw(self, answers: PendingAnswers) -> None:
+        assert self.lock.acquire(timeout=LIMIT_S)
+        self.lock.release()
 
 
 def test_what_nobody_takes_any_more_is_given_up() -> None:
@@ -132,7 +137,8 @@ def test_what_nobody_takes_any_more_is_given_up() -> None:
     assert float(next(found).outputs[0]) == 0
     # One group has been taken, two wait to be, and the next one waits for room.
     until(lambda: len(service.pending) == 4, "all that may be asked")
-    found.close()  # type: ignore[attr-defined]
+    with service.lock:  # as the garbage collector may do while a thread has it
+        found.close()  # type: ignore[attr-defined]
     until(lambda: all(answers.complete for answers in service.pending), "all to be given up")
     for answers in service.pending[1:]:
         with pytest.raises(EndedError, match="given up"):
