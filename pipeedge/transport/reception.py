@@ -150,7 +150,7 @@ class Reception:
         except OSError as error:
             # The peer closed it already. Or there are no more file descriptors, which the callers give back.
             if not self._callers and error.errno in _EXHAUSTED:
-                time.sleep(_EXHAUSTED_S)  # or the selector would return at once, for ever
+                self._pause()
             self._dismiss_oldest()
             return
         try:
@@ -163,6 +163,12 @@ class Reception:
             self._dismiss_oldest()
         self._callers[sock.fileno()] = _Newcomer(sock, self._clock() + HANDSHAKE_S)
         self._selector.register(sock, selectors.EVENT_READ)
+
+    def _pause(self) -> None:
+        """Do not listen for a moment: while a connection waits, the selector would return at once."""
+        self._selector.unregister(self._listener)
+        self._selector.select(_EXHAUSTED_S)
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _hear(self, caller: _Newcomer) -> None:
         try:
