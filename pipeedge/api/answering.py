@@ -2,6 +2,7 @@
 
 values ──[read]──> groups ──[ask]──> queue ──> answers
                       └─────[ask]──────┘          each thread takes a group, prepares it, and asks in its turn
+[close] waits until no more answers are taken, and gives up what was asked
 
 Things travel in groups of what is there, as handing each on to the next thread alone would cost more than
 to compute a small model. Nothing waits for company: a thing may depend on the answer to the one before.

@@ -8,6 +8,7 @@ caller ──item──> RequestQueue ──> [feed] ──> stages ──> [col
 
 from __future__ import annotations
 
+import atexit
 import io
 import logging
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -144,6 +145,7 @@ class Pipeline:
             request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
         )
         self._process = os.getpid()
+        atexit.register(self._end_with_python)
         queue = self._service.queue
         try:
             if self._starts_ranks:
@@ -200,6 +202,7 @@ class Pipeline:
         """End the pipeline: answer what waits, or give it up if ``abandon`` is true."""
         if self._is_copy:  # it is another process's to end
             return
+        atexit.unregister(self._end_with_python)
         if self._service is not None:
             queue = self._service.queue
             if abandon:
@@ -211,6 +214,14 @@ class Pipeline:
             except TimeoutError:
                 queue.fail(EndedError("the pipeline was closed"))
         self._stack.close()
+
+    def _end_with_python(self) -> None:
+        """End a pipeline that nobody has closed, as in an interactive session.
+
+        Otherwise Python would end its threads in the middle of native code, which aborts the process.
+        """
+        with suppress(PipeEdgeError):
+            self.close(abandon=True)
 
     # -- questions ---------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from documents import Page
 from places import ROOT
-from processes import World
+from processes import Programs, World
 from waiting import LIMIT_S, until
 
 from pipeedge import Pipeline
@@ -80,3 +80,17 @@ def test_ranks_that_were_started_elsewhere_are_joined(tmp_path: Path) -> None:
         ended = world.wait(1)[1]
     assert (ended.status, ended.err) == (0, "")
     assert np.mean([number == item.label for number, item in zip(found, DIGITS.items, strict=False)]) > 0.9
+
+
+def test_a_pipeline_that_is_never_closed_ends_with_python(tmp_path: Path) -> None:
+    (tmp_path / "forgets.py").write_text(
+        "from PIL import Image\n"
+        "from pipeedge import Pipeline\n"
+        "pipeline = Pipeline('vit-digits', ranks=2).__enter__()\n"
+        "answers = pipeline([Image.new('L', (8, 8))] * 100_000)\n"
+        "print(next(answers).best.number)\n"
+    )
+    with Programs(tmp_path) as programs:
+        programs.launch(0, str(tmp_path / "forgets.py"))
+        ended = programs.wait(0)[0]
+    assert (ended.status, ended.err) == (0, ""), ended
