@@ -294,7 +294,7 @@ class Hub:
         self._make_room()
 
     def _add(self, sock: socket.socket, peer: str) -> None:
-        end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context, accepts=True)
+        end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context)
         connection = Caller(
             self._opened,
             sock,

@@ -23,8 +23,8 @@ from pipeedge.base.errors import (
 from pipeedge.base.fields import encode
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.connection import Connection
-from pipeedge.control.dialling import HubAddress, explain_refusal
 from pipeedge.control.epoch_messages import Abort, Prepare, Retire, Run
+from pipeedge.control.hub_address import HubAddress, explain_refusal
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import (
     Beat,

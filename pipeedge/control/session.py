@@ -33,11 +33,11 @@ from pipeedge.base.fields import decoding, encode
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure
 from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Brief, Planned, Start, Summary
 from pipeedge.request.config import WorldRequest

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.control.connection import Connection
-from pipeedge.control.dialling import HubAddress
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.messages import Malformed, Message, frame
 
 __all__ = ["Uplink"]

@@ -16,7 +16,7 @@ from typing import Protocol
 from pipeedge.base.errors import EXIT_REQUEST
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import Verdict, frame
-from pipeedge.transport.membership import describe_handshake_failure
+from pipeedge.transport.sealed import Sealing
 
 __all__ = ["ClearEnd", "SealedEnd", "WireEnd"]
 
@@ -37,10 +37,12 @@ _READ_BYTES = 1 << 16
 class WireEnd(Protocol):
     """One end of a connection."""
 
-    established: bool
-    """Whether the peer is known to be a member, as far as can be known."""
     failure: str
     """Predicate for a peer that is no member, to follow its name in a sentence; empty if all is well."""
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer is known to be a member, as far as can be known."""
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes from the network; return those of messages that they hold."""
@@ -88,35 +90,34 @@ class SealedEnd:
     """An end with a key: TLS in memory.
 
     Args:
-        context: settings of this end (``transport.membership``).
-        accepts: whether this end accepts the connection, rather than dials.
+        sealing: TLS of an end that has dialed, or settings of TLS for one that accepts, which begins with the
+            peer's first byte.
     """
 
-    def __init__(self, context: ssl.SSLContext, *, accepts: bool) -> None:
-        self.established = False
+    def __init__(self, sealing: Sealing | ssl.SSLContext) -> None:
         self.failure = ""
-        self._context = context
-        self._accepts = accepts
         self._heard = False  # whether a message has come, so that the peer has accepted this end
         self._in_clear = b""
-        self._from_network, self._to_network = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls: ssl.SSLObject | None = None
-        if not accepts:
-            self._receive(self._begin())
+        self._sealing = sealing
+        if isinstance(sealing, Sealing) and not sealing.established:
+            self._go_on(sealing)
+
+    @property
+    def established(self) -> bool:
+        """Whether the peer has proved to be a member."""
+        return isinstance(self._sealing, Sealing) and self._sealing.established
 
     def receive(self, data: bytes) -> bytes:
         """Take bytes from the network; return those of messages that they hold."""
         if self.failure or not data:
             return b""
-        if self._tls is None and data[0] != _TLS_HANDSHAKE:
-            self._turn_away(data[0])
-            return b""
-        self._from_network.write(data)
-        return self._receive(self._tls or self._begin())
-
-    def _begin(self) -> ssl.SSLObject:
-        self._tls = self._context.wrap_bio(self._from_network, self._to_network, server_side=self._accepts)
-        return self._tls
+        if not isinstance(self._sealing, Sealing):
+            if data[0] != _TLS_HANDSHAKE:
+                self._turn_away(data[0])
+                return b""
+            self._sealing = Sealing(self._sealing, accepts=True)
+        self._sealing.from_network.write(data)
+        return self._go_on(self._sealing)
 
     def _turn_away(self, first: int) -> None:
         if first == _CLEAR_LENGTH:
@@ -125,13 +126,10 @@ class SealedEnd:
         else:
             self.failure = "is another program"
 
-    def _receive(self, tls: ssl.SSLObject) -> bytes:
+    def _go_on(self, sealing: Sealing) -> bytes:
         parts = []
         try:
-            if not self.established:
-                tls.do_handshake()
-                self.established = True
-            while part := tls.read(_READ_BYTES):
+            while sealing.shake_hands() and (part := sealing.tls.read(_READ_BYTES)):
                 self._heard = True
                 parts.append(part)
         except ssl.SSLWantReadError:
@@ -140,19 +138,20 @@ class SealedEnd:
             self.failure = (
                 f"sent a damaged record ({(error.reason or 'unknown').lower().replace('_', ' ')})"
                 if self._heard
-                else describe_handshake_failure(error, tls)
+                else sealing.describe(error)
             )
         return b"".join(parts)
 
     def put(self, data: bytes) -> None:
         """Add bytes of messages to what is to be sent; the handshake must be over."""
-        if self._tls is None or not self.established:
+        if not isinstance(self._sealing, Sealing) or not self._sealing.established:
             raise ValueError("a message before the handshake")
         view = memoryview(data)
         while view:
-            view = view[self._tls.write(view) :]
+            view = view[self._sealing.tls.write(view) :]
 
     def outgoing(self) -> bytes:
         """Return, and forget, what is to be sent to the network."""
-        data, self._in_clear = self._in_clear + self._to_network.read(), b""
+        records = self._sealing.to_network.read() if isinstance(self._sealing, Sealing) else b""
+        data, self._in_clear = self._in_clear + records, b""
         return data

@@ -1,10 +1,12 @@
-"""A connection under TLS: TLS in memory, and a socket that carries its records.
+"""TLS in memory, for every connection of the program, and a socket that carries its records.
 
     frame ──encrypt──> [records] ──eight at once──> socket ──eight at once──> [records] ──decrypt──> frame
+                       └──────────────── Sealing ─────────────────┘  of each end
 
-``ssl.SSLSocket`` asks the kernel once for each record of 16 KiB that it sends, and twice for each that it
-receives. For the kernel that is three times the work of moving the same bytes at once, more than the copies
-that are made here cost.
+``Sealing`` has no socket: the control connections, which never block, move its records themselves
+(``control.wire``). Links use ``SealedSocket``. ``ssl.SSLSocket`` asks the kernel once for each record of
+16 KiB that it sends, and twice for each that it receives. For the kernel that is three times the work of
+moving the same bytes at once, more than the copies that are made here cost.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import socket
 import ssl
 from typing import TypeAlias
 
-__all__ = ["SealedSocket", "Stream", "socket_of"]
+from pipeedge.transport.membership import describe_handshake_failure
+
+__all__ = ["SealedSocket", "Sealing", "Stream", "socket_of"]
 
 _BATCH_RECORDS = 8
 """Number of full records that are sent or received at once. They stay in the processor's cache until used."""
@@ -25,6 +29,40 @@ _RECORD_BYTES = _DATA_BYTES + 22
 Batches of whole records leave no part of one behind, which would be moved in memory before the next batch.
 """
 _BATCH_DATA_BYTES = _BATCH_RECORDS * _DATA_BYTES
+
+
+class Sealing:
+    """One end of TLS without a socket. It belongs to one thread at a time, as an ``ssl`` object must.
+
+    Args:
+        context: Settings of TLS.
+        accepts: Whether this end has accepted the connection, rather than dialed it.
+    """
+
+    def __init__(self, context: ssl.SSLContext, *, accepts: bool) -> None:
+        self.from_network, self.to_network = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.from_network, self.to_network, server_side=accepts)
+        """TLS, which reads data from records that have come and writes records of data to be sent."""
+        self.established = False
+        """Whether the handshake is complete."""
+
+    def shake_hands(self) -> bool:
+        """Go on with the handshake as far as the records that have come allow; return whether it is complete.
+
+        Raises:
+            ssl.SSLError: It failed; ``to_network`` holds what tells the peer.
+        """
+        if not self.established:
+            try:
+                self.tls.do_handshake()
+            except ssl.SSLWantReadError:
+                return False
+            self.established = True
+        return True
+
+    def describe(self, error: ssl.SSLError) -> str:
+        """Return why the other end of a failed handshake is no member, to follow its name in a sentence."""
+        return describe_handshake_failure(error, self.tls)
 
 
 class SealedSocket:
@@ -40,10 +78,8 @@ class SealedSocket:
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, accepts: bool) -> None:
         self.socket = sock
-        self._from_network, self._to_network = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self._from_network, self._to_network, server_side=accepts)
-        """TLS, which explains why it has failed."""
-        self._established = False
+        self.sealing = Sealing(context, accepts=accepts)
+        """TLS of this end."""
         self._received = memoryview(b"")
         self._records = memoryview(b"")  # encrypted by ``send_at_once``, and not sent yet
         self._sealed = 0  # length of the data that they hold
@@ -55,21 +91,19 @@ class SealedSocket:
             BlockingIOError: It must wait for the peer, on a socket that does not block.
             OSError: It failed.
         """
-        if not self._established:
+        if not self.sealing.established:
             try:
-                self.tls.do_handshake()
-                self._established = True
-            except ssl.SSLWantReadError:
-                self._flush()
-                self._read_records()
+                if not self.sealing.shake_hands():
+                    self._flush()
+                    self._read_records()
             finally:
                 self._flush()
-        return self._established
+        return self.sealing.established
 
     def fill(self, memory: memoryview) -> bool:
         """Receive until ``memory`` is full; return False if the peer has closed before."""
         # Its cost for each record of 16 KiB matters: hence one loop, and no exception but for a batch.
-        read, length, done = self.tls.read, len(memory), 0
+        read, length, done = self.sealing.tls.read, len(memory), 0
         batch = _RECORD_BYTES * (_BATCH_RECORDS if length > _DATA_BYTES else 1)
         while done < length:
             try:
@@ -85,7 +119,7 @@ class SealedSocket:
         """Receive up to ``limit`` bytes; none if the peer has closed."""
         while True:
             try:
-                return self.tls.read(limit)
+                return self.sealing.tls.read(limit)
             except ssl.SSLWantReadError:
                 if not self._read_records():
                     return b""
@@ -107,7 +141,7 @@ class SealedSocket:
             if not self._records:
                 part = data[sent : sent + _BATCH_DATA_BYTES]
                 self._encrypt(part)
-                self._records, self._sealed = memoryview(self._to_network.read()), len(part)
+                self._records, self._sealed = memoryview(self.sealing.to_network.read()), len(part)
             try:
                 count = self.socket.send(self._records, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except BlockingIOError:
@@ -131,7 +165,7 @@ class SealedSocket:
 
     def _encrypt(self, data: memoryview) -> None:
         # Each call gives up the interpreter's lock, so all records of a batch are made in one.
-        write, done = self.tls.write, 0
+        write, done = self.sealing.tls.write, 0
         while done < len(data):
             done += write(data[done : done + _BATCH_DATA_BYTES])
 
@@ -141,14 +175,14 @@ class SealedSocket:
             self._received = memoryview(bytearray(limit))
         count = self.socket.recv_into(self._received, limit)
         if count:
-            self._from_network.write(self._received[:count])
+            self.sealing.from_network.write(self._received[:count])
         else:
-            self._from_network.write_eof()
+            self.sealing.from_network.write_eof()
         return count
 
     def _flush(self) -> None:
-        if self._to_network.pending:
-            self.socket.sendall(self._to_network.read())
+        if self.sealing.to_network.pending:
+            self.socket.sendall(self.sealing.to_network.read())
 
 
 Stream: TypeAlias = socket.socket | SealedSocket

@@ -14,6 +14,7 @@ from collections import Counter
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.transport.base import Link, Rendezvous
+from pipeedge.transport.dialling import NotAMemberError, dial, refusals
 from pipeedge.transport.frame import FrameError, frame_capacity
 from pipeedge.transport.interfaces import interface_addresses, listen
 from pipeedge.transport.membership import Membership
@@ -35,7 +36,7 @@ from pipeedge.transport.tcp_hello import (
 from pipeedge.transport.tcp_receiving import TcpReceiver
 from pipeedge.transport.tcp_rendezvous import enter_rendezvous, join
 from pipeedge.transport.tcp_sending import TcpSender
-from pipeedge.transport.wires import Connections, NotAMemberError, TcpWire, dial, refusals, tune
+from pipeedge.transport.wires import Connections, TcpWire, tune
 
 __all__ = ["TcpGroup"]
 
@@ -230,9 +231,9 @@ class TcpGroup:
             self._connections,
             context=self._client,
             deadline=deadline,
-            timeout_s=self._rendezvous.timeout_s,
         )
         try:
+            tune(socket_of(sock), self._rendezvous.timeout_s)
             answer = b""
             with refusals(sock):
                 sock.sendall(hello.pack())

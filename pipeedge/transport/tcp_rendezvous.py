@@ -18,6 +18,7 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError
 from pipeedge.base.wording import figure
 from pipeedge.transport.base import Rendezvous
+from pipeedge.transport.dialling import NotAMemberError, dial, refusals
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.reception import Reception
@@ -31,7 +32,7 @@ from pipeedge.transport.tcp_hello import (
     Join,
     roster_length,
 )
-from pipeedge.transport.wires import Connections, NotAMemberError, dial, refusals
+from pipeedge.transport.wires import Connections
 
 __all__ = ["TcpRendezvousServer", "enter_rendezvous", "join"]
 
@@ -134,7 +135,6 @@ def enter_rendezvous(
                 connections,
                 context=context,
                 deadline=deadline,
-                timeout_s=rendezvous.timeout_s,
             )
         except NotAMemberError as error:
             raise PeerFailedError(f"what listens at the rendezvous {where} {error}") from error

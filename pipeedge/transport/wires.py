@@ -1,4 +1,4 @@
-"""Connections of ``-c tcp``: dialing, options, and one end of a connection, clear or under TLS.
+"""Connections of ``-c tcp``: their options, one end of a connection, clear or under TLS, and all of a group.
 
 Each end belongs to one thread at a time, as an ``ssl`` object must; only ``cut`` is for any thread. Data
 flows one way on a connection, so nobody ever reads and writes at once.
@@ -10,17 +10,12 @@ import contextlib
 import errno
 import select
 import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
 
 from pipeedge.base.crew import Closed
-from pipeedge.base.errors import PeerFailedError
-from pipeedge.transport.membership import describe_handshake_failure
 from pipeedge.transport.sealed import SealedSocket, Stream, socket_of
 
-__all__ = ["Connections", "NotAMemberError", "TcpWire", "dial", "refusals", "tune"]
+__all__ = ["Connections", "TcpWire", "tune"]
 
 _PROBES = 3
 """Number of unanswered probes after which an idle connection is lost."""
@@ -164,28 +159,6 @@ class Connections:
                     sock.shutdown(socket.SHUT_RDWR)
 
 
-class NotAMemberError(PeerFailedError):
-    """The other end of a connection is no member; the message follows its name in a sentence."""
-
-
-@contextlib.contextmanager
-def refusals(stream: Stream) -> Iterator[None]:
-    """Explain errors of TLS on ``stream`` in the body, which speaks to a peer for the first time.
-
-    Raises:
-        ConnectionResetError: The peer has closed the connection, as it also does with too many.
-        NotAMemberError: The peer has another key or none, or is another program.
-    """
-    try:
-        yield
-    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-        raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end") from error
-    except ssl.SSLError as error:
-        if not isinstance(stream, SealedSocket):
-            raise
-        raise NotAMemberError(describe_handshake_failure(error, stream.tls)) from error
-
-
 def tune(sock: socket.socket, timeout_s: float) -> None:
     """Set the options of a connection.
 
@@ -204,44 +177,3 @@ def tune(sock: socket.socket, timeout_s: float) -> None:
     ):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def dial(
-    address: tuple[str, int],
-    connections: Connections,
-    *,
-    context: ssl.SSLContext | None,
-    deadline: float,
-    timeout_s: float,
-    clock: Callable[[], float] = time.monotonic,
-) -> Stream:
-    """Connect to ``address``. Waits on the socket end at ``deadline``, by ``clock``.
-
-    Raises:
-        OSError: Nobody listens there, the connection was closed, or the time is over.
-        NotAMemberError: The handshake failed.
-        Closed: ``connections`` were cut.
-    """
-    host, port = address
-    family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind)
-    try:
-        connections.add(sock)
-        sock.settimeout(max(0.01, deadline - clock()))
-        sock.connect(where)
-        if sock.getsockname() == sock.getpeername():
-            # Nobody listens: TCP chose this port for itself and connected it to itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-        tune(sock, timeout_s)
-        if context is None:
-            return sock
-        secured = SealedSocket(sock, context, accepts=False)
-        with refusals(secured):
-            while not secured.shake_hands():
-                sock.settimeout(max(0.01, deadline - clock()))
-        return secured
-    except BaseException as error:
-        connections.close(sock)
-        if isinstance(error, OSError) and connections.are_cut:
-            raise Closed from error
-        raise

@@ -12,8 +12,8 @@ from msgspec import Raw
 
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.clocks import ClockMap
-from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Planned, Start, Summary
 

@@ -30,10 +30,10 @@ from pipeedge.base.errors import (
 )
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import Caller
-from pipeedge.control.dialling import HubAddress
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.liveness import (
     StageWork,
 )

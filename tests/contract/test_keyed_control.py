@@ -21,8 +21,8 @@ from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, 
 from pipeedge.control import hub as hub_module
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import in_turn
-from pipeedge.control.dialling import HubAddress
 from pipeedge.control.hub import Hub
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Planned, Start, Summary
 from pipeedge.transport.membership import Membership

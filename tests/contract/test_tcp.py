@@ -23,6 +23,7 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import DeadlineError, PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Rendezvous
+from pipeedge.transport.dialling import dial
 from pipeedge.transport.frame import HEADER_BYTES, FrameError, Kind, write_frame
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
@@ -42,7 +43,7 @@ from pipeedge.transport.tcp_hello import (
 )
 from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
 from pipeedge.transport.tcp_sending import WINDOW
-from pipeedge.transport.wires import Connections, dial
+from pipeedge.transport.wires import Connections
 
 LINK = Link(3, 5, SPECS)
 BIG = Link(3, 5, (TensorSpec((4 << 20,), torch.uint8),))
@@ -359,7 +360,7 @@ def introduced(pair: Pair, hello: LinkHello) -> Stream:
     context = None if membership is None else membership.client_context()
     deadline = time.monotonic() + LIMIT_S
     where = ADDR, listening_port(pair[1])
-    sock = dial(where, Connections(), context=context, deadline=deadline, timeout_s=LIMIT_S)
+    sock = dial(where, Connections(), context=context, deadline=deadline)
     sock.sendall(hello.pack())
     return sock
 

@@ -22,11 +22,12 @@ from mutations import mutate_bytes, rounds
 
 from pipeedge.base.errors import PeerError
 from pipeedge.transport import sealed
+from pipeedge.transport.dialling import NotAMemberError, refusals
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 from pipeedge.transport.sealed import SealedSocket
 from pipeedge.transport.tcp_sending import lost
-from pipeedge.transport.wires import Connections, NotAMemberError, refusals
+from pipeedge.transport.wires import Connections
 
 ROUNDS = rounds(60)
 FRAME = bytes(range(251)) * 160
@@ -92,7 +93,7 @@ class End:
         try:
             self._go_on()
         finally:
-            self.most_pending = max(self.most_pending, self.sealed._from_network.pending)
+            self.most_pending = max(self.most_pending, self.sealed.sealing.from_network.pending)
 
     def _go_on(self) -> None:
         if self.error is not None:
@@ -166,8 +167,8 @@ def test_whole_bytes_arrive(contexts: Contexts) -> None:
 def test_a_batch_is_encrypted_as_full_records(contexts: Contexts) -> None:
     """Receivers ask the network for as many bytes as whole records have."""
     end, _ = exchange(contexts, Way(random.Random(0), None), Way(random.Random(0), None))
-    end.sealed.tls.write(bytes(sealed._BATCH_DATA_BYTES))
-    assert end.sealed._to_network.pending == sealed._BATCH_RECORDS * sealed._RECORD_BYTES
+    end.sealed.sealing.tls.write(bytes(sealed._BATCH_DATA_BYTES))
+    assert end.sealed.sealing.to_network.pending == sealed._BATCH_RECORDS * sealed._RECORD_BYTES
 
 
 def test_damaged_bytes_are_never_read(contexts: Contexts) -> None:

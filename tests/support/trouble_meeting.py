@@ -15,7 +15,8 @@ import psutil
 from ports import free_port
 from trouble import DIGITS, Cases, Patch, Play, beside, raising, refused, start
 
-from pipeedge.control.dialling import HubAddress
+from pipeedge.control import hub_address
+from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.messages import TO_HUB, Decoder
 from pipeedge.plan.facts import disagreements, rank_facts
@@ -40,7 +41,7 @@ def nobody_listens(patch: Patch) -> str:
     "rank 0 never appeared at … (timed out): start rank 0 or read why it ended, and check --addr and --port"
 )
 def nobody_answers(patch: Patch) -> str:
-    patch.setattr(socket, "create_connection", raising(TimeoutError("timed out")))
+    patch.setattr(hub_address, "dial", raising(TimeoutError("timed out")))
     return refused(lambda: HubAddress("127.0.0.1", 29500).dial(0.05))
 
 

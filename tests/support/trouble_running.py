@@ -22,8 +22,8 @@ from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.dialling import explain_refusal
 from pipeedge.control.failover import Wanted
+from pipeedge.control.hub_address import explain_refusal
 from pipeedge.control.liveness import RankStatus, beat_interval_s
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Pace, Planned, Verdict, WorkByRank, frame
@@ -49,6 +49,7 @@ from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
+from pipeedge.transport.sealed import Sealing
 
 CASES = Cases()
 says = CASES.says
@@ -261,7 +262,7 @@ def refusal_by(hub: WireEnd, member: WireEnd) -> str:
 def sealed(key: str, *, accepts: bool) -> SealedEnd:
     membership = Membership.from_text(key, "--key k.pem")
     context = membership.server_context() if accepts else membership.client_context()
-    return SealedEnd(context, accepts=accepts)
+    return SealedEnd(context if accepts else Sealing(context, accepts=False))
 
 
 @says("rank 0 at … has another key: give every rank the same --key")
@@ -294,7 +295,7 @@ def rank_0_is_a_foreign_service(patch: Patch) -> str:
 def rank_0_is_a_web_server(patch: Patch) -> str:
     context = Membership.from_text(OTHER_KEY, "a web server").server_context()
     context.set_alpn_protocols(["http/1.1"])
-    return refusal_by(SealedEnd(context, accepts=True), sealed(KEY, accepts=False))
+    return refusal_by(SealedEnd(context), sealed(KEY, accepts=False))
 
 
 @says("a process at 10.0.0.9 has another key; ranks still missing: 1, 2")

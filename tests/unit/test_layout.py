@@ -34,11 +34,11 @@ models     pooling architecture hub_config shapes weights.names family
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
-           p2p unlocking_store rpc_links rpc sealed wires reception tcp_hello tcp_rendezvous tcp_sending
-           tcp_receiving tcp_group tcp choice
+           p2p unlocking_store rpc_links rpc sealed wires dialling reception tcp_hello tcp_rendezvous
+           tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages announcement members attempts epoch_messages epochs changing
            epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules wire
-           connection callers hub dialling uplink member forms session
+           connection callers hub hub_address uplink member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
@@ -213,7 +213,7 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"control.dialling", "control.uplink", "profile.power", "testbed.network"}
+SLEEPS = {"control.hub_address", "control.uplink", "profile.power", "testbed.network"}
 """Modules that sleep: there is no event for a remote port that opens or a cable that carries, and an idle
 machine is watched for a while."""
 

@@ -13,6 +13,7 @@ from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Verdict, frame
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
+from pipeedge.transport.sealed import Sealing
 
 KEY = Membership.from_text(make_key(), "--key k.pem")
 OTHER_KEY = Membership.from_text(make_key(), "--key other.pem")
@@ -31,7 +32,7 @@ def pass_on(source: WireEnd, target: WireEnd, sizes: list[int]) -> bytes:
 
 def joined(sizes: list[int] | None = None) -> tuple[SealedEnd, SealedEnd]:
     """Return two ends after their handshake: the hub's, and a member's."""
-    hub, member = SealedEnd(SERVER, accepts=True), SealedEnd(CLIENT, accepts=False)
+    hub, member = SealedEnd(SERVER), SealedEnd(Sealing(CLIENT, accepts=False))
     for _ in range(2):
         pass_on(member, hub, sizes or [1 << 16])
         pass_on(hub, member, sizes or [1 << 16])
@@ -55,22 +56,22 @@ def test_messages_arrive_whole_in_any_pieces(sizes: list[int], messages: list[by
 
 @given(st.binary(min_size=1, max_size=600))
 def test_nothing_that_a_stranger_sends_is_heard_or_raises(data: bytes) -> None:
-    end = SealedEnd(SERVER, accepts=True)
+    end = SealedEnd(SERVER)
     assert end.receive(data) == b""
     assert not end.established
     assert bool(end.failure) or data[0] == 0x16
     if data[0] != 0x16:
-        assert end._tls is None  # no memory is used for TLS
+        assert end._sealing is SERVER  # no memory is used for TLS
 
 
 def test_a_damaged_handshake_is_never_completed_by_a_stranger() -> None:
     chance = random.Random(7)
-    hello = SealedEnd(OTHER_KEY.client_context(), accepts=False).outgoing()
+    hello = SealedEnd(Sealing(OTHER_KEY.client_context(), accepts=False)).outgoing()
     for _ in range(rounds(200)):
         data = bytearray(hello)
         for _ in range(chance.randint(1, 4)):
             data[chance.randrange(len(data))] = chance.randrange(256)
-        end = SealedEnd(SERVER, accepts=True)
+        end = SealedEnd(SERVER)
         assert end.receive(bytes(data)) == b""
         assert end.receive(chance.randbytes(chance.randint(0, 300))) == b""
         assert not end.established
@@ -110,7 +111,7 @@ def test_what_arrives_before_the_damage_is_heard() -> None:
 
 
 def test_a_member_without_a_key_is_told_so_in_clear() -> None:
-    hub, member = SealedEnd(SERVER, accepts=True), ClearEnd(accepts=False)
+    hub, member = SealedEnd(SERVER), ClearEnd(accepts=False)
     member.put(frame(Hello(1, 2, "pi")))
     assert pass_on(member, hub, [1 << 16]) == b""
     assert hub.failure == "has no key"
@@ -121,7 +122,7 @@ def test_a_member_without_a_key_is_told_so_in_clear() -> None:
 
 
 def test_a_hub_without_a_key_tells_one_that_has() -> None:
-    hub, member = ClearEnd(accepts=True), SealedEnd(CLIENT, accepts=False)
+    hub, member = ClearEnd(accepts=True), SealedEnd(Sealing(CLIENT, accepts=False))
     assert pass_on(member, hub, [1 << 16]) == b""
     assert hub.failure == "has a key, and rank 0 has none"
     pass_on(hub, member, [1 << 16])

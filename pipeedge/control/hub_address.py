@@ -1,8 +1,7 @@
-"""Connect a rank to the hub, which may not be there yet."""
+"""The address of the hub, which a rank dials before anything listens there."""
 
 from __future__ import annotations
 
-import errno
 import socket
 import ssl
 import time
@@ -13,8 +12,11 @@ from pipeedge.base.wording import figure
 from pipeedge.control.connection import Connection
 from pipeedge.control.epoch_messages import EPOCH_FROM_HUB
 from pipeedge.control.messages import FROM_HUB, Decoder
-from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
+from pipeedge.control.wire import ClearEnd, SealedEnd
+from pipeedge.transport.dialling import NotAMemberError, dial
 from pipeedge.transport.membership import Membership
+from pipeedge.transport.sealed import SealedSocket, socket_of
+from pipeedge.transport.wires import Connections
 
 __all__ = ["HubAddress", "explain_refusal"]
 
@@ -23,7 +25,6 @@ _FIRST_RETRY_S = 0.01
 """Ranks that are started together listen and connect within moments of each other."""
 _CONNECT_S = 5.0
 """Longest time in seconds for one attempt to connect. TLS may take longer, where many knock at the hub."""
-_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class HubAddress:
         while True:
             try:
                 return self._connect(max(_RETRY_S, deadline - time.monotonic()))
+            except NotAMemberError as error:
+                raise explain_refusal(f"rank 0 at {self.addr}:{self.port}", str(error)) from error
             except socket.gaierror as error:
                 raise RequestError(
                     f"--addr {self.addr}: cannot resolve this name ({error.strerror})"
@@ -68,38 +71,15 @@ class HubAddress:
                 retry_s = min(2 * retry_s, _RETRY_S)
 
     def _connect(self, remaining_s: float) -> Connection:
-        sock = socket.create_connection((self.addr, self.port), timeout=min(_CONNECT_S, remaining_s))
-        try:
-            if sock.getsockname() == sock.getpeername():
-                # No process listens: TCP chose this port for itself and connected it to itself.
-                raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            end: WireEnd = ClearEnd(accepts=False)
-            if self.context is not None:
-                end = self._shake_hands(sock, self.context, remaining_s)
-        except BaseException:
-            sock.close()
-            raise
-        return Connection(sock, end, Decoder(FROM_HUB | EPOCH_FROM_HUB))
-
-    def _shake_hands(self, sock: socket.socket, context: ssl.SSLContext, within_s: float) -> SealedEnd:
-        """Return the sealed end of a connection, once the hub has proved to have the key.
-
-        The hub may refuse this rank later, which is heard with its first message.
-        """
-        end = SealedEnd(context, accepts=False)
-        until = time.monotonic() + within_s
-        while True:
-            sock.sendall(end.outgoing())
-            if end.failure:
-                raise explain_refusal(f"rank 0 at {self.addr}:{self.port}", end.failure)
-            if end.established:
-                return end
-            sock.settimeout(max(0.01, until - time.monotonic()))
-            data = sock.recv(_READ_BYTES)
-            if not data:
-                raise ConnectionResetError(errno.ECONNRESET, "closed before TLS was agreed on")
-            end.receive(data)
+        stream = dial(
+            (self.addr, self.port),
+            Connections(),
+            context=self.context,
+            deadline=time.monotonic() + remaining_s,
+            connect_s=_CONNECT_S,
+        )
+        end = SealedEnd(stream.sealing) if isinstance(stream, SealedSocket) else ClearEnd(accepts=False)
+        return Connection(socket_of(stream), end, Decoder(FROM_HUB | EPOCH_FROM_HUB))
 
 
 def explain_refusal(who: str, failure: str) -> PipeEdgeError:
