@@ -15,7 +15,7 @@ from msgspec import Raw
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
-from pipeedge.control.callers import Caller, in_turn, surplus
+from pipeedge.control.callers import RankCaller
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
@@ -23,6 +23,7 @@ from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import Message
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd
+from pipeedge.transport.door import PATIENCE_S, Door
 from pipeedge.transport.membership import Membership
 
 __all__ = ["Hub"]
@@ -33,12 +34,6 @@ _MAX_UNKNOWN = 16
 """Largest number of connections without a rank in a run without a key. A further one replaces another."""
 _MAX_STRANGERS = 256
 """Largest number of them in a run with a key, where each is closed soon."""
-_PROOF_S = 5.0
-"""Seconds within which a peer must prove that it has the key, and read why it is refused."""
-_STRANGERS_AT_ONCE = 16
-"""Largest number of strangers that are served before the ranks get their turn, as a handshake takes long."""
-_ACCEPTED_AT_ONCE = 1024
-"""Largest number of connections that are accepted before those that are open get their turn."""
 
 
 class Hub:
@@ -63,7 +58,6 @@ class Hub:
         membership: Membership | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._listener = listener
         self._clock = clock
         terms = terms or Terms(timeout_s)
         self._state = HubState(world_size=world_size, timeout_s=timeout_s, now=clock(), terms=terms)
@@ -71,9 +65,6 @@ class Hub:
         self._interval_s = beat_interval_s(timeout_s) / 2
         self._parting_s = min(_PARTING_S, timeout_s / 5)
         self._context = None if membership is None else membership.server_context()
-        self._max_connections = world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS)
-        self._connections: dict[int, Caller] = {}
-        self._opened = 0
         # The state is shared by the serving thread and by the caller's plan() and refuse().
         self._changed = threading.Condition()
         self._parting = False
@@ -81,13 +72,18 @@ class Hub:
         self._ended = False
         self._waker, self._wakened = socket.socketpair()
         self._selector = selectors.DefaultSelector()
+        self._door = Door(
+            listener,
+            self._selector,
+            welcome=self._welcome,
+            most=world_size + (_MAX_UNKNOWN if membership is None else _MAX_STRANGERS),
+            clock=clock,
+        )
         self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
 
     def __enter__(self) -> Hub:
-        self._listener.setblocking(False)
         self._wakened.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._wakened, selectors.EVENT_READ, None)
+        self._selector.register(self._wakened, selectors.EVENT_READ)
         self._thread.start()
         return self
 
@@ -217,24 +213,23 @@ class Hub:
     def _serve(self) -> None:
         try:
             while True:
-                events = self._selector.select(self._interval_s)
+                events = self._selector.select(min(self._interval_s, self._door.patience_s()))
                 with self._changed:
                     if self._closing:
                         return
                     self._handle(events)
                     self._queue(self._state.tick(self._clock()))
-                    self._close_overdue()
+                    for caller in self._door.overdue():
+                        self._drop(caller)
                     self._flush()
                     if self._parting and self._state.verdict is None:
-                        self._stop_listening()
+                        self._door.stop_listening()
                     self._changed.notify_all()
         except Exception as error:  # no rank may wait forever because this thread has ended
             self._give_up(error)
         finally:
-            for connection in self._connections.values():
-                connection.close()
+            self._door.close()
             self._selector.close()
-            self._listener.close()
             with self._changed:
                 self._ended = True
                 self._waker.close()
@@ -242,79 +237,41 @@ class Hub:
                 self._changed.notify_all()
 
     def _handle(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
-        """Handle what is ready. Strangers beyond the limit are ready again in the next turn."""
-        ready = {key.fileobj: (key.data, mask) for key, mask in events}
-        someone_knocks = ready.pop(self._listener, None) is not None
-        if ready.pop(self._wakened, None) is not None:
+        """Handle what is ready."""
+        if any(key.fileobj is self._wakened for key, _ in events):
             self._wakened.recv(4096)
-        strangers = [connection for connection, _ in ready.values() if connection.is_stranger]
-        waiting = {connection.number for connection in in_turn(strangers)[_STRANGERS_AT_ONCE:]}
-        for connection, mask in ready.values():
-            if connection.number not in waiting:
-                self._exchange(connection, mask)
+        served, someone_knocks = self._door.turn(events)
+        for caller, mask in served:
+            self._exchange(caller, mask)
         if someone_knocks:
-            self._accept_waiting()
+            for caller in self._door.accept(set(self._state.roster.connections())):
+                self._drop(caller)
+
+    def _welcome(self, number: int, sock: socket.socket, peer: str, close_at: float) -> RankCaller:
+        end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context)
+        return RankCaller(
+            number, sock, peer, end, max_message_bytes=self._max_message_bytes, close_at=close_at
+        )
 
     def _give_up(self, error: Exception) -> None:
         """Tell all ranks that the hub has failed, if they accept the message at once."""
         with self._changed:
             self._queue(self._state.failed(one_line(error), self._clock()))
         until = self._clock() + self._parting_s
-        for connection in self._connections.values():
+        for connection in self._door.callers.values():
             with contextlib.suppress(OSError):
                 connection.socket.settimeout(max(0.01, until - self._clock()))
                 connection.send()
                 connection.socket.shutdown(socket.SHUT_WR)
         # Closing a connection with unread bytes would reset it, and the verdict would be lost.
-        for connection in self._connections.values():
+        for connection in self._door.callers.values():
             with contextlib.suppress(OSError):
                 connection.socket.settimeout(max(0.01, until - self._clock()))
                 while self._clock() < until and connection.socket.recv(1 << 16):
                     pass
 
-    def _stop_listening(self) -> None:
-        """Free the address, so that the next session can use it while the last ranks leave."""
-        if self._listener.fileno() >= 0:
-            self._selector.unregister(self._listener)
-            self._listener.close()
-
-    def _accept_waiting(self) -> None:
-        """Accept all that wait, so that no rank waits behind them in the kernel, and close those too many."""
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                sock, address = self._listener.accept()
-            except OSError:
-                break  # nobody is waiting, or the peer has closed it already
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError:
-                sock.close()
-                continue
-            self._add(sock, str(address[0]))
-        self._make_room()
-
-    def _add(self, sock: socket.socket, peer: str) -> None:
-        end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context)
-        connection = Caller(
-            self._opened,
-            sock,
-            peer,
-            end,
-            max_message_bytes=self._max_message_bytes,
-            close_at=self._clock() + _PROOF_S,
-        )
-        self._opened += 1
-        self._connections[connection.number] = connection
-        self._selector.register(sock, selectors.EVENT_READ, connection)
-
-    def _make_room(self) -> None:
-        """Close the connections beyond the limit."""
-        ranked, now = set(self._state.roster.connections()), self._clock()
-        for each in surplus(self._connections, ranked, self._max_connections, now):
-            self._drop(each)
-
-    def _exchange(self, connection: Caller, mask: int) -> None:
-        if connection.number not in self._connections or not mask & selectors.EVENT_READ:
+    def _exchange(self, connection: RankCaller, mask: int) -> None:
+        if connection.number not in self._door.callers or not mask & selectors.EVENT_READ:
             return
         was_refused, why = bool(connection.end.failure), ""
         try:
@@ -333,29 +290,22 @@ class Hub:
         if connection.end.failure and not was_refused:
             self._refuse(connection)
 
-    def _refuse(self, connection: Caller) -> None:
+    def _refuse(self, connection: RankCaller) -> None:
         """Hear no more of a peer that is no member, but leave it a moment to read why."""
         failure, now = connection.end.failure, self._clock()
         if connection.number in self._state.roster.connections():
             self._drop(connection, f"its connection {failure}")
             return
-        connection.close_at = now + _PROOF_S
+        connection.close_at = now + PATIENCE_S
         self._queue(self._state.refused(connection.peer, failure, now))
-
-    def _close_overdue(self) -> None:
-        """Close the connections of peers that have not proved in time to be members."""
-        now = self._clock()
-        for connection in list(self._connections.values()):
-            if connection.is_stranger and now >= connection.close_at:
-                self._drop(connection)
 
     def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
         for connection, message in outgoing:
-            if connection in self._connections:
-                self._connections[connection].queue_message(message)
+            if connection in self._door.callers:
+                self._door.callers[connection].queue_message(message)
 
     def _flush(self) -> None:
-        for connection in list(self._connections.values()):
+        for connection in list(self._door.callers.values()):
             if not connection.has_outgoing:
                 continue
             try:
@@ -367,8 +317,6 @@ class Hub:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_outgoing else 0)
             self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: Caller, why: str = "", *, left: str = "") -> None:
-        self._selector.unregister(connection.socket)
-        connection.close()
-        del self._connections[connection.number]
+    def _drop(self, connection: RankCaller, why: str = "", *, left: str = "") -> None:
+        self._door.drop(connection)
         self._queue(self._state.closed(connection.number, self._clock(), why, left=left))

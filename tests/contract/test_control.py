@@ -29,7 +29,7 @@ from pipeedge.base.errors import (
     exit_code,
 )
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.callers import Caller
+from pipeedge.control.callers import RankCaller
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
@@ -65,7 +65,7 @@ def test_a_verdict_overtakes_queued_telemetry() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end = ClearEnd(accepts=True)
-        connection = Caller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, close_at=5.0)
+        connection = RankCaller(0, ours, "10.0.0.9", end, max_message_bytes=1 << 16, close_at=5.0)
         for _ in range(200):
             connection.queue_message(RankRecord(1, "x" * 20_000))
         connection.send()  # as much as the kernel buffers, the last message in part
@@ -340,7 +340,7 @@ def test_unknown_connections_neither_harm_nor_fill_the_hub() -> None:
                 self.hello(world_size=2, host="pi")
                 self.facts({"rank": rank})
             assert plain(served.gather()) == {"0": {"rank": 0}, "1": {"rank": 1}}
-            assert len(served._connections) <= 2 + 16
+            assert len(served._door.callers) <= 2 + 16
             served.refuse("enough", 2)
             with pytest.raises(RequestError, match="enough"):
                 one.wait(Planned)

@@ -18,13 +18,13 @@ from waiting import until
 from wire_messages import framed
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
-from pipeedge.control import hub as hub_module
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.callers import in_turn
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import Planned, Start, Summary
+from pipeedge.transport import door
+from pipeedge.transport.door import in_turn
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 
@@ -245,11 +245,11 @@ def test_a_thousand_strangers_neither_stop_nor_fill_the_hub() -> None:
             facts = served.gather()
             assert facts is not None
             assert sorted(facts) == [0, 1]
-            assert len(served._connections) <= 2 + 256
+            assert len(served._door.callers) <= 2 + 256
 
 
 def test_a_handshake_that_does_not_end_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "_PROOF_S", 0.2)
+    monkeypatch.setattr(door, "PATIENCE_S", 0.2)
     with hub(2, KEY) as (served, address), contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3)]
         for sock, opening in zip(strangers, (b"", client_hello()[:40], client_hello()), strict=True):
@@ -259,7 +259,7 @@ def test_a_handshake_that_does_not_end_is_closed(monkeypatch: pytest.MonkeyPatch
         for sock in strangers:
             while sock.recv(1 << 16):  # the answer to a handshake that has begun
                 pass
-        until(lambda: len(served._connections) == 1, "the strangers are closed")
+        until(lambda: len(served._door.callers) == 1, "the strangers are closed")
         assert zero.error is None
 
 
@@ -268,9 +268,9 @@ def test_strangers_at_one_address_do_not_displace_a_rank_at_another() -> None:
         rank = stack.enter_context(socket.create_connection(address, source_address=("127.0.0.2", 0)))
         for _ in range(40):
             stack.enter_context(socket.create_connection(address, source_address=("127.0.0.3", 0)))
-        until(lambda: served._opened == 41, "all have knocked")
-        until(lambda: len(served._connections) == 1 + 16, "those too many are closed")
-        assert rank.getsockname()[0] in {each.peer for each in list(served._connections.values())}
+        until(lambda: served._door.opened == 41, "all have knocked")
+        until(lambda: len(served._door.callers) == 1 + 16, "those too many are closed")
+        assert rank.getsockname()[0] in {each.peer for each in list(served._door.callers.values())}
 
 
 def test_strangers_are_served_in_turn_by_address_and_the_newest_of_each_first() -> None:
@@ -301,6 +301,6 @@ def test_a_flood_of_handshakes_at_one_address_leaves_room_for_a_member_at_anothe
             if number % 2:
                 with contextlib.suppress(OSError):  # it was replaced already
                     sock.sendall(hello)
-        until(lambda: served._opened > 600, "all have knocked")
-        until(lambda: len(served._connections) <= 1 + 256, "those too many are closed")
-        assert quiet.getsockname()[0] in {each.peer for each in list(served._connections.values())}
+        until(lambda: served._door.opened > 600, "all have knocked")
+        until(lambda: len(served._door.callers) <= 1 + 256, "those too many are closed")
+        assert quiet.getsockname()[0] in {each.peer for each in list(served._door.callers.values())}

@@ -22,6 +22,7 @@ from waiting import until
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import DeadlineError, PeerFailedError
 from pipeedge.base.payload import TensorSpec
+from pipeedge.control.hub import Hub
 from pipeedge.transport.base import Link, Packet, Rendezvous
 from pipeedge.transport.dialling import dial
 from pipeedge.transport.frame import HEADER_BYTES, FrameError, Kind, write_frame
@@ -412,7 +413,8 @@ def test_a_thousand_silent_strangers_do_not_keep_members_apart(at: str) -> None:
         if at == "links":
             crowd(listening_port(transports[1]))
             reception = transports[1]._group._reception  # type: ignore[union-attr]
-            assert len(reception._callers) <= MAX_CALLERS  # type: ignore[union-attr]
+            callers = reception._door.callers  # type: ignore[union-attr]
+            until(lambda: len(callers) <= MAX_CALLERS, "those too many are closed")
         works(transports)
     for transport in transports:
         transport.close()
@@ -515,7 +517,8 @@ def test_damaged_frames_are_refused_or_read(pair: Pair) -> None:
         assert error.peer == 3
 
 
-def test_a_reception_without_file_descriptors_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at", ["links", "hub"])
+def test_a_door_without_file_descriptors_pauses(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Exhausted(socket.socket):
         def accept(self) -> tuple[socket.socket, object]:
             if len(pauses) < 3:
@@ -526,10 +529,12 @@ def test_a_reception_without_file_descriptors_pauses(monkeypatch: pytest.MonkeyP
         def select(self, timeout: float | None = None) -> object:
             if listener.fileno() not in self.get_map() and timeout is not None:
                 pauses.append(timeout)
+                now[0] += timeout
                 timeout = 0
             return super().select(timeout)
 
     pauses: list[float] = []
+    now = [0.0]
     monkeypatch.setattr(selectors, "DefaultSelector", Watched)
     listener = Exhausted()
     listener.bind(("127.0.0.1", 0))
@@ -541,12 +546,19 @@ def test_a_reception_without_file_descriptors_pauses(monkeypatch: pytest.MonkeyP
         met.set()
         return True
 
-    with (
-        contextlib.closing(Reception(listener, context=None, hello_bytes=4, admit=admit)),
-        socket.create_connection(listener.getsockname()) as caller,
-    ):
+    door = (
+        contextlib.closing(
+            Reception(listener, context=None, hello_bytes=4, admit=admit, clock=lambda: now[0])
+        )
+        if at == "links"
+        else Hub(listener, world_size=1, timeout_s=LIMIT_S, clock=lambda: now[0])
+    )
+    with door as served, socket.create_connection(listener.getsockname()) as caller:
         caller.sendall(b"ping")
-        assert met.wait(LIMIT_S)
+        if isinstance(served, Hub):
+            until(lambda: served._door.opened == 1, "the hub has accepted")
+        else:
+            assert met.wait(LIMIT_S)
     assert len(pauses) == 3
 
 

@@ -34,7 +34,7 @@ models     pooling architecture hub_config shapes weights.names family
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
-           p2p unlocking_store rpc_links rpc sealed wires dialling reception tcp_hello tcp_rendezvous
+           p2p unlocking_store rpc_links rpc sealed wires dialling door reception tcp_hello tcp_rendezvous
            tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness messages announcement members attempts epoch_messages epochs changing
            epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules wire
