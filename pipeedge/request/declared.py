@@ -2,6 +2,8 @@
 
     comm: str = option("p2p", "-c/--comm", choices=COMMS, obeyed_by=ALL, help="... ({default})")
 
+A request whose options are all obeyed by the same ranks says so once: ``OBEYED_BY = ObeyedBy.RANK_0``.
+
               ┌── add_options ───────> argument of the parser
               ├── given ─────────────> value of the field, from the command line or the environment
     option ───┼── check_options ─────> one line about an invalid value
@@ -49,7 +51,8 @@ __all__ = [
 ]
 
 _KEY = "option"
-"""Key of the metadata of a dataclass's field."""
+_OBEYED_BY = "obeyed_by"
+"""Keys of the metadata of a dataclass's field."""
 _METAVARS = MappingProxyType({path: "FILE", int: "N", integers: "LIST", names: "LIST", dtype_names: "LIST"})
 """Placeholder of a value in ``--help`` by its type, for options that do not name one."""
 
@@ -191,14 +194,13 @@ def option(default: Any, flags: str, help: str, **declared: Any) -> Any:  # noqa
         default: The field's default.
         flags: Names of the option, ``-b/--batch-size``.
         help: See ``Option``.
-        declared: Further attributes of ``Option``; the others are arguments of ``add_argument``.
+        declared: Further attributes of ``Option``; the others are arguments of ``add_argument``. Without
+            ``obeyed_by``, it is ``OBEYED_BY`` of the request's class, or each rank.
     """
-    own = {
-        name: declared.pop(name) for name in ("check", "variable", "obeyed_by", "subject") & declared.keys()
-    }
-    return dataclasses.field(
-        default=default, metadata={_KEY: Option(tuple(flags.split("/")), help, arguments=declared, **own)}
-    )
+    obeyed_by = declared.pop("obeyed_by", None)
+    own = {name: declared.pop(name) for name in ("check", "variable", "subject") & declared.keys()}
+    made = Option(tuple(flags.split("/")), help, arguments=declared, **own)
+    return dataclasses.field(default=default, metadata={_KEY: made, _OBEYED_BY: obeyed_by})
 
 
 def option_like(request: type, name: str, **changed: Any) -> Any:
@@ -210,14 +212,21 @@ def option_like(request: type, name: str, **changed: Any) -> Any:
         changed: Attributes of ``Option`` that differ.
     """
     declared = dataclasses.replace(option_of(request, name), **changed)
-    return dataclasses.field(default=declared.default, metadata={_KEY: declared})
+    return dataclasses.field(
+        default=declared.default, metadata={_KEY: declared, _OBEYED_BY: declared.obeyed_by}
+    )
 
 
 def options_of(request: type, *names: str) -> tuple[Option, ...]:
     """Return the options of a request's fields, or of those that are named, in that order."""
+    by_default = getattr(request, "OBEYED_BY", ObeyedBy.EACH)
     found = {
         one.name: dataclasses.replace(
-            one.metadata[_KEY], field=one.name, dest=f"{request.__name__}.{one.name}", default=one.default
+            one.metadata[_KEY],
+            field=one.name,
+            dest=f"{request.__name__}.{one.name}",
+            default=one.default,
+            obeyed_by=one.metadata[_OBEYED_BY] or by_default,
         )
         for one in dataclasses.fields(request)
         if _KEY in one.metadata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.request.declared import PORT, Check, ObeyedBy, at_least, check_options, option
@@ -40,13 +41,14 @@ _ROWS_OF_A_TRACE = 20_000
 class InputRequest:
     """The items to run; without ``paths`` and ``dataset_name``, the input that ships with the package."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.DATA_RANK
+
     paths: tuple[Path, ...] = option(
         (),
         "--input",
         type=path,
         nargs="+",
         metavar="PATH",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="image files or folders, a .txt with one sentence per line, a .csv, .tsv or .jsonl, a .npz of "
         "the model's inputs, or - for standard input; all items are run (the shipped input, repeated)",
     )
@@ -56,7 +58,6 @@ class InputRequest:
         "--text-column",
         type=nonempty,
         metavar="NAME|N",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="column of a .csv or .tsv, or key of a .jsonl, that holds the sentences: its name, or its "
         "number in a file without a header (text or sentence, or the only one)",
     )
@@ -65,7 +66,6 @@ class InputRequest:
         "--text-pair-column",
         type=nonempty,
         metavar="NAME|N",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="column that holds the second sentence of each pair, for models that compare two (the usual one "
         "beside text, sentence1, query, question or premise)",
     )
@@ -73,7 +73,6 @@ class InputRequest:
         None,
         "--dataset-name",
         choices=DATASET_NAMES,
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="run items of a data set",
     )
     dataset_root: Path | None = option(
@@ -81,7 +80,6 @@ class InputRequest:
         "--dataset-root",
         type=path,
         metavar="DIR",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="directory of its files",
     )
     """Directory of the data set's files (for ImageNet, its archives or an image folder)."""
@@ -89,7 +87,6 @@ class InputRequest:
         None,
         "--dataset-split",
         metavar="NAME",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="part of it to run (train)",
     )
     """Split: ``train``, ``val``/``validation`` or ``test``; None means ``train``, as in the original."""
@@ -97,18 +94,14 @@ class InputRequest:
         None,
         "--dataset-indices-file",
         type=path,
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="items to run, one index per line",
     )
-    dataset_shuffle: bool = option(
-        False, "--dataset-shuffle", obeyed_by=ObeyedBy.DATA_RANK, help="take the items in random order"
-    )
+    dataset_shuffle: bool = option(False, "--dataset-shuffle", help="take the items in random order")
     seed: int = option(
         0,
         "--seed",
         type=int,
         check=Check(lambda seed: seed >= 0, "must not be negative"),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="seed of the random order ({default})",
     )
     max_items: int | None = option(
@@ -116,14 +109,12 @@ class InputRequest:
         "-b/--batch-size",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="total number of items to run (64, or all of --input)",
     )
     """Largest number of items; None means all of ``paths``, all of ``dataset_indices_file``, or 64."""
     skip_bad_input: bool = option(
         False,
         "--skip-bad-input",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="skip and report images that cannot be read",
     )
     max_image_pixels: int = option(
@@ -131,7 +122,6 @@ class InputRequest:
         "--max-image-pixels",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="refuse larger images, which would fill the memory ({default})",
     )
     companion_directory: Path | None = None
@@ -174,17 +164,17 @@ class InputRequest:
 class OutputRequest:
     """Files that a run writes, and what it prints."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.DATA_RANK
+
     results: Path | None = option(
         None,
         "--output",
         type=path,
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="predictions, one row per item: .csv, .jsonl or .npz",
     )
     resume: bool = option(
         False,
         "--resume",
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="go on from the rows that a run with the same --output, which ended early, has left",
     )
     report: Path | None = option(
@@ -195,7 +185,6 @@ class OutputRequest:
             lambda file: file.suffix in _REPORT_SUFFIXES,
             "a report is FILE.json, for programs, or FILE.html, for people",
         ),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="report of what ran, how fast, and where the time went: .json, or .html for a page",
     )
     trace: Path | None = option(
@@ -204,16 +193,14 @@ class OutputRequest:
         type=path,
         metavar="FILE.json",
         check=Check(lambda file: file.suffix == ".json", "a trace is JSON; name it FILE.json"),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="activities of every thread of every rank, for ui.perfetto.dev or chrome://tracing",
     )
-    quiet: bool = option(False, "--quiet", help="print neither progress nor tables")
+    quiet: bool = option(False, "--quiet", obeyed_by=ObeyedBy.EACH, help="print neither progress nor tables")
     check_items: int = option(
         0,
         "--check",
         type=int,
         check=Check(lambda items: items >= 0, "the number of items must not be negative"),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="afterwards, compute the first N items in float32 on the data rank, one block at a time, and "
         "print how often the class is the same and how far the values differ",
     )

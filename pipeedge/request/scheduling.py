@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.fields import Count, Name, Number
@@ -55,11 +56,12 @@ class ScheduleRequest:
     are split evenly.
     """
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.RANK_0
+
     partition: tuple[int, ...] | None = option(
         None,
         "-pt/--partition",
         type=integers,
-        obeyed_by=ObeyedBy.RANK_0,
         help="first and last layer of each stage, from 1, e.g. 1,24,25,48; takes precedence over automatic "
         "scheduling",
     )
@@ -67,7 +69,6 @@ class ScheduleRequest:
         None,
         "-r/--rank-order",
         type=integers,
-        obeyed_by=ObeyedBy.RANK_0,
         help="rank of each stage (0,1,2,...)",
     )
     data_rank: int = option(
@@ -83,7 +84,6 @@ class ScheduleRequest:
         None,
         "--dtype",
         type=dtype_names,
-        obeyed_by=ObeyedBy.RANK_0,
         help=f"number type of weights and computation: {', '.join(DTYPES)}; one for all stages or one for "
         "each; auto: the fastest one with profiles in device_types.yml (those of the schedule file, else "
         "float32)",
@@ -92,7 +92,6 @@ class ScheduleRequest:
         CUT,
         "--plan",
         choices=(CUT, AUTO),
-        obeyed_by=ObeyedBy.RANK_0,
         help="what automatic scheduling chooses: cut, only where to cut and the hosts; auto, also the "
         "microbatch size (up to -u), the number type of each stage and the bits of each link ({default})",
     )
@@ -101,7 +100,6 @@ class ScheduleRequest:
         "--min-agreement",
         type=float,
         metavar="FRACTION",
-        obeyed_by=ObeyedBy.RANK_0,
         check=Check(
             lambda value: 0 <= value <= 1,
             "must be from 0 to 1, the fraction of items whose class must be float32's",
@@ -113,7 +111,6 @@ class ScheduleRequest:
         "throughput",
         "--objective",
         choices=("throughput", "latency", ENERGY),
-        obeyed_by=ObeyedBy.RANK_0,
         help="with --plan auto: what the plan makes as good as it can; energy: the joules an item, from the "
         "watts in device_types.yml ({default})",
     )
@@ -122,7 +119,6 @@ class ScheduleRequest:
         "--min-throughput",
         type=float,
         metavar="RATE",
-        obeyed_by=ObeyedBy.RANK_0,
         check=Check(lambda rate: 0 < rate < math.inf, "must be a number of items per second above 0"),
         help="with --objective energy: least number of items per second (any)",
     )
@@ -131,41 +127,33 @@ class ScheduleRequest:
         "--held-out",
         type=int,
         metavar="N",
-        obeyed_by=ObeyedBy.RANK_0,
         check=Check(lambda items: items >= 0, "the number of items must not be negative"),
         help="with --plan auto: first compute the last N items of the input here as the plan would, and take "
         "the next best plan if fewer of them than --min-agreement have the class of float32",
     )
     hosts: tuple[str, ...] | None = option(
-        None, "-H/--hosts", type=names, obeyed_by=ObeyedBy.RANK_0, help="host of each rank, as in devices.yml"
+        None, "-H/--hosts", type=names, help="host of each rank, as in devices.yml"
     )
-    models_file: Path | None = option(
-        None, "-sm/--sched-models-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="models.yml"
-    )
+    models_file: Path | None = option(None, "-sm/--sched-models-file", type=path, help="models.yml")
     dev_types_file: Path | None = option(
-        None, "-sdt/--sched-dev-types-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="device_types.yml"
+        None, "-sdt/--sched-dev-types-file", type=path, help="device_types.yml"
     )
-    dev_file: Path | None = option(
-        None, "-sd/--sched-dev-file", type=path, obeyed_by=ObeyedBy.RANK_0, help="devices.yml"
-    )
+    dev_file: Path | None = option(None, "-sd/--sched-dev-file", type=path, help="devices.yml")
     dev_neighbors_file: Path | None = option(
         None,
         "-sdn/--sched-dev-neighbors-file",
         type=path,
-        obeyed_by=ObeyedBy.RANK_0,
         help="bandwidth and latency of individual links, as {pipeedge-doctor} measures them",
     )
     schedule_file: Path | None = option(
         None,
         "--schedule-file",
         type=path,
-        obeyed_by=ObeyedBy.RANK_0,
         help="schedule that {sched-pipeline} printed",
     )
     survive_loss: bool = option(
         False,
         "--survive-loss",
-        obeyed_by=ObeyedBy.RANK_0,
         help="with automatic scheduling and -c tcp: start only if the layers fit on the other "
         "hosts when any one but the data rank's is lost",
     )
@@ -174,7 +162,6 @@ class ScheduleRequest:
         None,
         "--replan",
         choices=(AUTO, OFF, ONLY_REPORT),
-        obeyed_by=ObeyedBy.RANK_0,
         help="with automatic scheduling: whether rank 0 compares what it hears of hosts and links with their "
         "profiles, and says when another schedule would pay; auto: and changes to it, which needs -c tcp "
         "(auto with -c tcp where the run goes on after failures, else only-report)",
@@ -273,18 +260,18 @@ class ScheduleRequest:
 class CompressionRequest:
     """How links compress values while the pipeline runs."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.RANK_0
+
     clamp: Name = option(
         DEFAULT_CLAMP,
         "--clamp",
         choices=CLAMPS,
-        obeyed_by=ObeyedBy.RANK_0,
         help="method that chooses the range of compressed values ({default})",
     )
     link_transform: Name = option(
         AUTO,
         "--link-transform",
         choices=LINK_TRANSFORMS,
-        obeyed_by=ObeyedBy.RANK_0,
         help="transform that spreads large values over their row before it is compressed: hadamard, off, or "
         "auto (hadamard where a sample of the values shows less error) ({default})",
     )
@@ -295,7 +282,6 @@ class CompressionRequest:
         metavar="POLICY",
         variable="ADAPTIVE_QUANT",
         check=Check(ADAPTIVE.__contains__, f"choose one of {', '.join(ADAPTIVE)}"),
-        obeyed_by=ObeyedBy.RANK_0,
         help="adapt the bits of links between stages to the bandwidth, starting with those of -q: auto (no "
         "fewer than it takes to keep the slowest stage busy), or heuristic, heuristic2, controller (to reach "
         "--send-constraint)",
@@ -306,7 +292,6 @@ class CompressionRequest:
         type=int,
         variable="WINDOW_SIZE",
         check=at_least(1),
-        obeyed_by=ObeyedBy.RANK_0,
         help="microbatches between two decisions of --adaptive, between two choices of --clamp and "
         "--link-transform, and in a window of metrics ({default}, or WINDOW_SIZE)",
     )
@@ -317,7 +302,6 @@ class CompressionRequest:
         metavar="RATE",
         variable="SEND_CONSTRAINT",
         check=Check(lambda rate: 0 < rate < math.inf, "must be a number of items per second above 0"),
-        obeyed_by=ObeyedBy.RANK_0,
         help="items per second for --adaptive to reach",
     )
     min_bits: Count | None = option(
@@ -325,7 +309,6 @@ class CompressionRequest:
         "--min-bits",
         type=int,
         check=Check(BIT_WIDTHS.__contains__, f"choose one of {', '.join(map(str, BIT_WIDTHS))}"),
-        obeyed_by=ObeyedBy.RANK_0,
         help="fewest bits that --adaptive may choose (2)",
     )
 
@@ -357,12 +340,13 @@ class LinkRequest:
     changes them while the pipeline runs.
     """
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.RANK_0
+
     quant_bits: tuple[int, ...] | None = option(
         None,
         "-q/--quant",
         type=integers,
         check=Check(lambda found: set(found) <= set(LINK_BITS), LINK_BITS_RULE),
-        obeyed_by=ObeyedBy.RANK_0,
         help="bits per value on each stage's outgoing link: 2 to 8, 16, or 0 for no compression (those of "
         "the schedule file, else 0)",
     )
@@ -371,7 +355,6 @@ class LinkRequest:
         "--link-bits",
         metavar="N|auto",
         check=Check((AUTO, *map(str, LINK_BITS)).__contains__, f"choose {AUTO}, 0, 2 to 8 or 16"),
-        obeyed_by=ObeyedBy.RANK_0,
         help="with automatic scheduling: bits per value on links between stages, in the schedule and in the "
         "run; auto: as many as possible without a link becoming the bottleneck (0)",
     )

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeedge.base.errors import RequestError
 from pipeedge.request.declared import Check, ObeyedBy, at_least, check_options, option, options_of
@@ -30,11 +31,12 @@ def _place(text: str) -> tuple[str, int] | None:
 class ServeRequest:
     """Options of ``--serve``; without that, a run reads its input and ends."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.DATA_RANK
+
     listen: str | None = option(
         None,
         "--serve",
         metavar="[ADDR:]PORT",
-        obeyed_by=ObeyedBy.DATA_RANK,
         check=Check(lambda text: _place(text) is not None, "give PORT, or ADDR:PORT"),
         help="answer requests over HTTP instead of running an input; give it to all ranks: the data rank "
         "listens, by default on the loopback",
@@ -43,7 +45,6 @@ class ServeRequest:
         None,
         "--api-key",
         type=path,
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="answer only requests with a key in this file, one a line (Authorization: Bearer KEY)",
     )
     max_waiting: int = option(
@@ -51,7 +52,6 @@ class ServeRequest:
         "--max-waiting",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="refuse requests (429) while this many items wait ({default})",
     )
     max_body_mb: int = option(
@@ -60,7 +60,6 @@ class ServeRequest:
         type=int,
         metavar="MB",
         check=at_least(1),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="refuse larger requests ({default} MB)",
     )
     request_timeout_s: float = option(
@@ -69,7 +68,6 @@ class ServeRequest:
         type=float,
         metavar="SECONDS",
         check=Check(lambda value: 0 < value <= 3600, "must be seconds above 0 and up to 3,600"),
-        obeyed_by=ObeyedBy.DATA_RANK,
         help="longest time to read, and then to answer, a request ({default})",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import ClassVar
 
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.schedule import Schedule
@@ -66,11 +67,12 @@ def _partition(text: str) -> tuple[int, ...] | None:
 class PipelineRequest:
     """Division of the model, and order of the workers' actions."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.ALL
+
     schedule: str = option(
         "1f1b",
         "--schedule",
         choices=SCHEDULES,
-        obeyed_by=ObeyedBy.ALL,
         help="order of the workers' actions ({default})",
     )
     stages: int = option(
@@ -78,7 +80,6 @@ class PipelineRequest:
         "--stages",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.ALL,
         help="number of parts of the model ({default})",
     )
     workers: int = option(
@@ -86,7 +87,6 @@ class PipelineRequest:
         "--workers",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.ALL,
         help="number of processes, each with one or more stages (one per core)",
     )
     threads: int = option(
@@ -94,7 +94,6 @@ class PipelineRequest:
         "--threads",
         type=int,
         check=between(1, _MAX_THREADS, f"must be 1 to {_MAX_THREADS}"),
-        obeyed_by=ObeyedBy.ALL,
         help="threads of each worker (its share of the cores, to which it is bound)",
     )
     partition: tuple[int, ...] | None = option(
@@ -102,7 +101,6 @@ class PipelineRequest:
         "--partition",
         type=_partition,
         metavar="LIST|auto",
-        obeyed_by=ObeyedBy.ALL,
         help="first and last layer of each stage, from 1, e.g. 1,19,20,44; auto measures every layer and "
         "makes the slowest worker as fast as possible (auto)",
     )
@@ -115,7 +113,6 @@ class PipelineRequest:
             lambda memory: 0 < memory <= _MAX_MEMORY_MB,
             f"must be megabytes above 0 and up to {figure(_MAX_MEMORY_MB, 7)}",
         ),
-        obeyed_by=ObeyedBy.ALL,
         help="memory of a worker, for --partition auto (its share of the free memory)",
     )
     """Memory in units of 2^20 bytes."""
@@ -139,6 +136,8 @@ class PipelineRequest:
 class TrainingRequest:
     """The request of one worker."""
 
+    OBEYED_BY: ClassVar[ObeyedBy] = ObeyedBy.ALL
+
     world: WorldRequest
     pipeline: PipelineRequest = field(default_factory=PipelineRequest)
     model: str = option(
@@ -146,13 +145,11 @@ class TrainingRequest:
         "--model",
         type=nonempty,
         metavar="NAME|DIR",
-        obeyed_by=ObeyedBy.ALL,
         help=f"{VGG19}, vit-digits, a known ViT or DeiT, or a local Hugging Face directory ({{default}})",
     )
     pretrained: bool = option(
         False,
         "--pretrained",
-        obeyed_by=ObeyedBy.ALL,
         help="start from the model's weights instead of random ones",
     )
     data: str = option(
@@ -160,7 +157,6 @@ class TrainingRequest:
         "--data",
         type=nonempty,
         metavar="NAME|FOLDER",
-        obeyed_by=ObeyedBy.ALL,
         help=f"{RANDOM}, {DIGITS} (for vit-digits), or a folder with one folder of images per class "
         "({default})",
     )
@@ -170,7 +166,6 @@ class TrainingRequest:
         "--batch-size",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.ALL,
         help="items per update ({default})",
     )
     microbatch_size: int = option(
@@ -178,7 +173,6 @@ class TrainingRequest:
         "--microbatch-size",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.ALL,
         help="items in a microbatch ({default}; sequential: the whole batch)",
     )
     batches: int = option(
@@ -186,13 +180,10 @@ class TrainingRequest:
         "--batches",
         type=int,
         check=between(1, _MAX_STEPS, f"must be 1 to {_MAX_STEPS}"),
-        obeyed_by=ObeyedBy.ALL,
         help="number of batches in total ({default})",
     )
     """Number of batches in total, including those before a checkpoint."""
-    optimizer: str = option(
-        "sgd", "--optimizer", choices=OPTIMIZERS, obeyed_by=ObeyedBy.ALL, help="optimizer ({default})"
-    )
+    optimizer: str = option("sgd", "--optimizer", choices=OPTIMIZERS, help="optimizer ({default})")
     rate: float = option(
         DEFAULT_RATES["sgd"],
         "--lr",
@@ -201,7 +192,6 @@ class TrainingRequest:
         check=Check(
             lambda rate: 0 < rate <= _MAX_RATE, f"must be above 0 and at most {figure(_MAX_RATE, 7)}"
         ),
-        obeyed_by=ObeyedBy.ALL,
         help=f"learning rate ({_RATES})",
     )
     seed: int = option(
@@ -209,7 +199,6 @@ class TrainingRequest:
         "--seed",
         type=int,
         check=between(0, 2**63 - 1, "must be 0 to 2^63 - 1"),
-        obeyed_by=ObeyedBy.ALL,
         help="seed of initial weights, item order, dropout ({default})",
     )
     checkpoint_dir: Path | None = option(
@@ -217,7 +206,6 @@ class TrainingRequest:
         "--checkpoint-dir",
         type=path,
         metavar="DIR",
-        obeyed_by=ObeyedBy.ALL,
         help="save checkpoints here, in a directory that all workers share",
     )
     checkpoint_every: int = option(
@@ -225,13 +213,10 @@ class TrainingRequest:
         "--checkpoint-every",
         type=int,
         check=at_least(1),
-        obeyed_by=ObeyedBy.ALL,
         help="batches between two checkpoints ({default})",
     )
     """Number of batches between checkpoints; there is always one after the last batch."""
-    resume: bool = option(
-        False, "--resume", obeyed_by=ObeyedBy.ALL, help="continue from the last complete checkpoint"
-    )
+    resume: bool = option(False, "--resume", help="continue from the last complete checkpoint")
     report: Path | None = option_like(
         OutputRequest,
         "report",
