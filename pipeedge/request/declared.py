@@ -23,7 +23,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
@@ -35,12 +35,14 @@ __all__ = [
     "Check",
     "ObeyedBy",
     "Option",
+    "Rule",
     "Section",
     "add_sections",
     "agreed_values",
     "at_least",
     "between",
     "check_options",
+    "check_rules",
     "given",
     "given_options",
     "option",
@@ -49,6 +51,8 @@ __all__ = [
     "options_of",
     "read_variables",
 ]
+
+RequestT = TypeVar("RequestT")
 
 _KEY = "option"
 _OBEYED_BY = "obeyed_by"
@@ -90,6 +94,26 @@ def between(least: float, most: float, requirement: str) -> Check:
 
 
 PORT = between(1, 65535, "a port is 1 to 65535")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[RequestT]):
+    """A condition on several options together: what one needs, or cannot be combined with."""
+
+    broken: Callable[[RequestT], bool]
+    line: str
+    """Message if the rule is broken; ``{field}`` stands for the value of a field of the request."""
+
+
+def check_rules(request: RequestT, rules: Iterable[Rule[RequestT]], error: type[RequestError]) -> None:
+    """Check rules in their order.
+
+    Raises:
+        RequestError: One is broken; an ``error`` with its line.
+    """
+    for rule in rules:
+        if rule.broken(request):
+            raise error(rule.line.format_map(vars(request)))
 
 
 @dataclass(frozen=True)

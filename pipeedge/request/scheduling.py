@@ -10,7 +10,7 @@ from typing import ClassVar
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.fields import Count, Name, Number
 from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LINK_BITS, LINK_BITS_RULE, check_dtype
-from pipeedge.request.declared import Check, ObeyedBy, at_least, check_options, option
+from pipeedge.request.declared import Check, ObeyedBy, Rule, at_least, check_options, check_rules, option
 from pipeedge.request.parsing import dtype_names, integers, names, path
 
 __all__ = [
@@ -168,63 +168,14 @@ class ScheduleRequest:
     )
 
     def __post_init__(self) -> None:
-        self._check_dtypes()
         check_options(self, ScheduleError)
-        if self.dev_neighbors_file is not None and self.models_file is None:
-            raise ScheduleError(f"-sdn/--sched-dev-neighbors-file needs {_AUTOMATIC}")
-        if self.survive_loss and not self.automatic:
-            raise ScheduleError(f"--survive-loss needs {_AUTOMATIC}, which knows the memory of each host")
-        if self.replan == AUTO and not self.watched:
-            raise ScheduleError(
-                f"--replan auto needs {_AUTOMATIC}, without -pt, --schedule-file and --plan auto"
-            )
-        files = (self.models_file, self.dev_types_file, self.dev_file)
-        if any(files) and not all(files):
-            raise ScheduleError(
-                "automatic scheduling needs all three of -sm/--sched-models-file, "
-                "-sdt/--sched-dev-types-file and -sd/--sched-dev-file"
-            )
-        if self.partition is not None and self.schedule_file is not None:
-            raise ScheduleError("give either -pt/--partition or --schedule-file, not both")
-        if self.rank_order is not None and (self.schedule_file or self.automatic):
-            raise ScheduleError(
-                "-r/--rank-order cannot be combined with a schedule of hosts, whose ranks -H gives; use -pt"
-            )
+        check_rules(self, _SCHEDULE_RULES, ScheduleError)
+        if not self.automatic_dtype:
+            for dtype in self.dtypes or ():
+                check_dtype(dtype, "--dtype")
         if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
             twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
             raise ScheduleError(f"-H/--hosts names {twice} twice; each rank needs its own host")
-
-    def _check_dtypes(self) -> None:
-        if self.min_agreement is not None and not (self.automatic_dtype or self.joint):
-            raise ScheduleError("--min-agreement needs --dtype auto or --plan auto")
-        if self.held_out and not self.joint:
-            raise ScheduleError("--held-out needs --plan auto, which has a next best plan")
-        if self.objective != "throughput" and not self.joint:
-            raise ScheduleError(f"--objective {self.objective} needs --plan auto")
-        if self.min_throughput is not None and self.objective != ENERGY:
-            raise ScheduleError("--min-throughput needs --objective energy, which may choose a slower plan")
-        if self.joint:
-            if not self.automatic:
-                raise ScheduleError(f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file")
-            if self.dtypes is not None:
-                raise ScheduleError(
-                    "--dtype and --plan auto: the plan chooses the number types; leave out --dtype"
-                )
-            if self.survive_loss:
-                raise ScheduleError(
-                    "--survive-loss and --plan auto cannot be combined; leave out one of them"
-                )
-        if self.automatic_dtype:
-            if not self.automatic:
-                raise ScheduleError(f"--dtype auto needs {_AUTOMATIC}, without -pt and --schedule-file")
-            return
-        for dtype in self.dtypes or ():
-            check_dtype(dtype, "--dtype")
-        if self.automatic and len(self.dtypes or ()) > 1:
-            raise ScheduleError(
-                "--dtype: automatic scheduling chooses the number of stages; give one number type "
-                "for all, or auto"
-            )
 
     @property
     def automatic_dtype(self) -> bool:
@@ -254,6 +205,72 @@ class ScheduleRequest:
     def automatic(self) -> bool:
         """Whether to run the scheduler; a partition or a schedule file takes precedence."""
         return self.models_file is not None and self.partition is None and self.schedule_file is None
+
+
+_SCHEDULE_RULES: tuple[Rule[ScheduleRequest], ...] = (
+    Rule(
+        lambda one: one.min_agreement is not None and not (one.automatic_dtype or one.joint),
+        "--min-agreement needs --dtype auto or --plan auto",
+    ),
+    Rule(
+        lambda one: bool(one.held_out) and not one.joint,
+        "--held-out needs --plan auto, which has a next best plan",
+    ),
+    Rule(
+        lambda one: one.objective != "throughput" and not one.joint,
+        "--objective {objective} needs --plan auto",
+    ),
+    Rule(
+        lambda one: one.min_throughput is not None and one.objective != ENERGY,
+        "--min-throughput needs --objective energy, which may choose a slower plan",
+    ),
+    Rule(
+        lambda one: one.joint and not one.automatic,
+        f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file",
+    ),
+    Rule(
+        lambda one: one.joint and one.dtypes is not None,
+        "--dtype and --plan auto: the plan chooses the number types; leave out --dtype",
+    ),
+    Rule(
+        lambda one: one.joint and one.survive_loss,
+        "--survive-loss and --plan auto cannot be combined; leave out one of them",
+    ),
+    Rule(
+        lambda one: one.automatic_dtype and not one.automatic,
+        f"--dtype auto needs {_AUTOMATIC}, without -pt and --schedule-file",
+    ),
+    Rule(
+        lambda one: one.automatic and len(one.dtypes or ()) > 1,
+        "--dtype: automatic scheduling chooses the number of stages; give one number type for all, or auto",
+    ),
+    Rule(
+        lambda one: one.dev_neighbors_file is not None and one.models_file is None,
+        f"-sdn/--sched-dev-neighbors-file needs {_AUTOMATIC}",
+    ),
+    Rule(
+        lambda one: one.survive_loss and not one.automatic,
+        f"--survive-loss needs {_AUTOMATIC}, which knows the memory of each host",
+    ),
+    Rule(
+        lambda one: one.replan == AUTO and not one.watched,
+        f"--replan auto needs {_AUTOMATIC}, without -pt, --schedule-file and --plan auto",
+    ),
+    Rule(
+        lambda one: len({one.models_file is None, one.dev_types_file is None, one.dev_file is None}) > 1,
+        "automatic scheduling needs all three of -sm/--sched-models-file, -sdt/--sched-dev-types-file and "
+        "-sd/--sched-dev-file",
+    ),
+    Rule(
+        lambda one: one.partition is not None and one.schedule_file is not None,
+        "give either -pt/--partition or --schedule-file, not both",
+    ),
+    Rule(
+        lambda one: one.rank_order is not None and (one.schedule_file is not None or one.automatic),
+        "-r/--rank-order cannot be combined with a schedule of hosts, whose ranks -H gives; use -pt",
+    ),
+)
+"""What an option needs, and what it cannot be combined with; the first that is broken is reported."""
 
 
 @dataclass(frozen=True)

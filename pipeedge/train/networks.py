@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -260,6 +261,10 @@ def find_network(name: str, *, seed: int, pretrained: bool) -> Network:
     return network
 
 
+_ANY_OTHER = partial(nn.init.normal_, std=0.02)
+"""Initial values of class tokens, positions and the like."""
+
+
 def _fill(stage: nn.Module, seed: int, linear_deviation: float | None = None) -> None:
     """Fill a stage with initial values.
 
@@ -267,19 +272,21 @@ def _fill(stage: nn.Module, seed: int, linear_deviation: float | None = None) ->
     ``linear_deviation``, or Glorot's.
     """
     stage.to_empty(device="cpu")
+    linear = (
+        partial(nn.init.normal_, std=linear_deviation)
+        if linear_deviation is not None
+        else nn.init.xavier_uniform_
+    )
+    weights: dict[type[nn.Module], Callable[..., torch.Tensor]] = {
+        nn.LayerNorm: lambda tensor, generator: nn.init.ones_(tensor),
+        nn.Conv2d: partial(nn.init.kaiming_normal_, nonlinearity="relu"),
+        nn.Linear: linear,
+    }
     for prefix, module in stage.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            full = f"{prefix}.{name}"
-            generator = torch.Generator().manual_seed(seed ^ zlib.crc32(full.encode()) << 16)
             if name == "bias":
                 nn.init.zeros_(parameter)
-            elif isinstance(module, nn.LayerNorm):
-                nn.init.ones_(parameter)
-            elif isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(parameter, nonlinearity="relu", generator=generator)
-            elif isinstance(module, nn.Linear) and linear_deviation is not None:
-                nn.init.normal_(parameter, std=linear_deviation, generator=generator)
-            elif isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(parameter, generator=generator)
-            else:
-                nn.init.normal_(parameter, std=0.02, generator=generator)
+                continue
+            generator = torch.Generator().manual_seed(seed ^ zlib.crc32(f"{prefix}.{name}".encode()) << 16)
+            fill = next((way for kind, way in weights.items() if isinstance(module, kind)), _ANY_OTHER)
+            fill(parameter, generator=generator)

@@ -43,6 +43,20 @@ class _Arrived:
 class TcpReceiver:
     """Receiver of one link.
 
+    One thread at a time reads the wire, and gives it over between two frames only:
+
+                    asks for a packet, and none has arrived
+                ┌──────────────────────────────────────────> the stage reads ──its frame──┐
+        nobody ─┤                                                                         ├─> nobody
+                └──────────────────────────────────────────> [reading] reads ──arrived────┘
+                    the stage is busy for BUSY_S, and fewer than WINDOW have arrived
+
+        the last frame, a failure, ``close``: nobody reads again
+
+    ``_reading`` says whether somebody reads. ``_stage_waits`` keeps [reading] away while the stage wants to
+    read itself. [reading] sleeps without a limit (``_resting``) while the stage waits, somebody reads or the
+    window is full, and else until the stage has been busy long enough.
+
     Args:
         link: The link.
         accept: Waits until the sending end has connected; returns the wires of frames and of replies.
