@@ -53,10 +53,10 @@ class StageStats:
     compute_s_mean: Number
     """Seconds spent computing a microbatch."""
     send_s_mean: Number
-    """Seconds that a microbatch occupied the outgoing link, including the wait for the next stage to take
-    it; 0 if the next stage is on this rank."""
+    """Seconds until a microbatch had left this rank, including the wait for the next stage to take it or the
+    earlier ones; over TCP the network may still carry it then. 0 if the next stage is on this rank."""
     send_s_best: Number
-    """``send_s_mean`` at the rate of the fastest microbatch: the time on the link without the wait."""
+    """``send_s_mean`` at the rate of the fastest microbatch: the time to send without the wait."""
     recv_wait_s_mean: Number
     """Seconds that the stage waited for a microbatch to arrive."""
     bytes_out_mean: Number

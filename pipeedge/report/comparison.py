@@ -90,7 +90,7 @@ def _stage(a: SavedStage | None, b: SavedStage | None) -> Iterator[ComparedFigur
     for key, name, unit, more in (
         ("compute_s_mean", "compute a microbatch", "s", False),
         ("recv_wait_s_mean", "wait for a microbatch", "s", None),
-        ("send_s_mean", "microbatch on the link", "s", False),
+        ("send_s_mean", "send a microbatch", "s", False),
         ("bytes_out_mean", "bytes sent per microbatch", "B", None),
         ("rss_peak_mb", "peak memory", "MB", False),
     ):

@@ -183,7 +183,7 @@ _COLUMNS = (
     ("decode_s_mean", "decode"),
     ("encode_s_mean", "encode"),
     ("recv_wait_s_mean", "wait for input"),
-    ("send_s_mean", "on the link"),
+    ("send_s_mean", "sending"),
     ("bytes_out_mean", "sent"),
     ("busy_fraction", "busy"),
     ("rss_peak_mb", "peak memory"),

@@ -120,7 +120,10 @@ class Shipment(Protocol):
         """Size on the wire in bytes; 0 if the packet crosses no wire."""
 
     def wait(self) -> None:
-        """Wait until the other end has received the packet.
+        """Wait until the packet has left this rank, and its memory is free again.
+
+        With gloo and RPC the other end has received it by then. Over TCP the kernel has all of it, and the
+        network may still carry some: a receipt tells how long that takes.
 
         Raises:
             PeerError: The other end is gone.
