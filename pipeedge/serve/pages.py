@@ -61,6 +61,7 @@ class Pages:
             model=model.name,
             takes_text=model.takes_text,
             gives=model.output_kind,
+            scores=model.output_kind == "logits" and model.config.num_labels == 1,
             needs_key=self._needs_key,
         )
 

@@ -283,6 +283,42 @@ def test_a_sentence_is_tried_on_the_page(width: int, scheme: str, tab: Any, serv
         assert [text for text, ink, back in page.evaluate(COLOURS) if contrast(ink, back) < 4.5] == []
 
 
+def test_a_ranker_takes_a_pair_and_shows_its_number(tab: Any, tmp_path: Path) -> None:
+    save_bert(tmp_path / "ranker", classes=1)
+    with (
+        ServedModel("-m", tmp_path / "ranker") as served,
+        visited(tab, f"http://127.0.0.1:{served.port}/") as page,
+    ):
+        for words, inputs in (
+            (("the cat", "sat on a mat"), [["the cat", "sat on a mat"]]),
+            (("day", ""), "day"),
+        ):
+            page.get_by_label("A query").fill(words[0])
+            page.get_by_label("A passage").fill(words[1])
+            page.get_by_role("button", name="Ask").click()
+            (expected,) = ask(served.port, "POST", "/", {"inputs": inputs}).json[0]
+            page.wait_for_function(
+                "score => +document.querySelector('#answer output')?.textContent === score",
+                arg=float(f"{expected['score']:.4g}"),
+            )
+            assert "%" not in page.locator("#answer").inner_text()
+
+
+def test_two_sentences_are_compared_on_the_page(tab: Any, service: str) -> None:
+    pair = ["the cat", "sat on a mat"]
+    expected = ask(int(service.split(":")[2].strip("/")), "POST", "/predict", {"inputs": pair}).json
+    with visited(tab, service) as page:
+        page.get_by_label("A sentence").fill(pair[0])
+        page.locator("summary", has_text="Add a second sentence").click()
+        page.get_by_label("The second sentence").fill(pair[1])
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector("#answer li")
+        assert page.locator("#answer .label").all_inner_texts() == [one["label"] for one in expected]
+        assert page.locator("#answer .score").all_inner_texts() == [
+            f"{100 * one['score']:.1f} %" for one in expected
+        ]
+
+
 def test_a_refusal_is_text_on_the_page(tab: Any, service: str) -> None:
     with visited(tab, service) as page:
         page.get_by_label("A sentence").fill(f"{HOSTILE} " * 20)
