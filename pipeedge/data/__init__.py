@@ -5,7 +5,7 @@ items            items that are decoded on request
 source           Items -> InputSource -> Microbatch
 reading          reading ahead, in separate threads
 images           images -> pixel_values; pictures decodes image files
-text             sentences -> token ids; tables reads .csv and .tsv files
+text             sentences -> token ids; tables reads .csv, .tsv and .jsonl files, labels their true classes
 arrays           .npz files
 cola, imagenet   data sets; selection chooses their items
 defaults         input that ships with the package, for runs that name none

@@ -16,6 +16,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import count, excerpt, figure
 from pipeedge.data.items import Item
+from pipeedge.data.labels import MAX_LABEL, Classes
 from pipeedge.data.model_inputs import ModelInputs
 
 __all__ = ["ArrayItems"]
@@ -23,7 +24,6 @@ __all__ = ["ArrayItems"]
 MB = 1 << 20
 WIDEST_BYTES = 8
 """Size in bytes of a value when it is run: tokens are int64, pixels float32."""
-MAX_LABEL = 2**31 - 1
 LABELS = "labels"
 PIXELS = "pixel_values"
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -38,6 +38,8 @@ class ArrayItems:
     """One tensor for each of the model's inputs, [items, ...]."""
     labels: tuple[int | None, ...]
     max_tokens: int | None
+    mask: torch.Tensor | None = None
+    """Which positions hold tokens, bool [items, tokens], or None if all do."""
 
     in_memory = True
     pixels = None
@@ -56,7 +58,12 @@ class ArrayItems:
 
     def read(self, index: int) -> Item:
         """Return row ``index``."""
-        return Item(tuple(tensor[index] for tensor in self.tensors), self.labels[index], self.source(index))
+        return Item(
+            tuple(tensor[index] for tensor in self.tensors),
+            self.labels[index],
+            self.source(index),
+            mask=None if self.mask is None else self.mask[index],
+        )
 
     @classmethod
     def open(cls, path: Path, model: ModelInputs, limit: int | None = None) -> ArrayItems:
@@ -109,8 +116,8 @@ class ArrayItems:
             if name != PIXELS:
                 check_tokens(path, name, array, model)
         labels = arrays.get(LABELS)
-        if labels is not None and rows and int(labels.max()) > MAX_LABEL:
-            raise InputError(f"{path}: {LABELS} has {labels.max()}, which is not a class number")
+        if labels is not None:
+            check_label_values(path, labels, Classes.of(model))
         with np.errstate(over="ignore"):  # the next check has a better message
             tensors = tuple(
                 torch.from_numpy(np.ascontiguousarray(array, np.float32 if name == PIXELS else np.int64))
@@ -119,7 +126,14 @@ class ArrayItems:
         if PIXELS in inputs and not all(bool(row.isfinite().all()) for row in tensors[0]):
             raise InputError(f"{path}: {PIXELS} has values that are not finite")
         known = [None] * rows if labels is None else [int(label) if label >= 0 else None for label in labels]
-        return cls(path, tensors, tuple(known), inputs[IDS].shape[1] if IDS in inputs else None)
+        mask = torch.from_numpy(inputs[MASK] != 0) if MASK in inputs else None
+        return cls(
+            path,
+            tensors,
+            tuple(known),
+            inputs[IDS].shape[1] if IDS in inputs else None,
+            None if mask is None or bool(mask.all()) else mask,
+        )
 
 
 def _opened(path: Path) -> NpzArchive:
@@ -244,3 +258,12 @@ def check_labels(path: Path, header: ArrayHeader) -> None:
     if len(header.shape) != 1 or header.dtype.kind not in "iu":
         shown = f"{excerpt(header.dtype)} {excerpt(list(header.shape))}"
         raise InputError(f"{path}: {LABELS} is {shown}, not integers [items]")
+
+
+def check_label_values(path: Path, labels: np.ndarray, classes: Classes) -> None:
+    """Check that no label is beyond the model's classes."""
+    beyond = np.flatnonzero(labels >= classes.count if classes.count else labels > MAX_LABEL)
+    if len(beyond):
+        row = int(beyond[0])
+        what = f"of {classes.model}; {classes.described}" if classes.count else "number"
+        raise InputError(f"{path}[{row}]: {LABELS} has {labels[row]}, not a class {what}")

@@ -16,7 +16,7 @@ from pipeedge.base.errors import InputError, RequestError
 from pipeedge.data.companions import companion_directories, hub_reachable
 from pipeedge.data.items import Items
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.text import Sentence, open_tokenizer
+from pipeedge.data.text import Sentence, checked_row, open_tokenizer
 from pipeedge.request.files import InputRequest
 
 __all__ = ["cola_items"]
@@ -43,10 +43,10 @@ def cola_items(request: InputRequest, model: ModelInputs) -> Items:
     split = SPLITS[asked]
     tokenizer = open_tokenizer(model, companion_directories(request, model))
     table = read_split(request.dataset_root, split)
-    return tokenizer.items(
+    return tokenizer.rows(
         [
             # In GLUE, a label of -1 means that the label is withheld, as in the test split.
-            Sentence(text, f"CoLA/{split}[{index}]", label if label >= 0 else None)
+            checked_row(Sentence(text, f"CoLA/{split}[{index}]", label if label >= 0 else None))
             for index, (text, label) in enumerate(zip(table["sentence"], table["label"], strict=True))
         ]
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
+import torch
 from msgspec import Struct
 
 from pipeedge.base.errors import InputError
@@ -29,6 +30,8 @@ class Item(Struct, frozen=True, eq=False):
     """Source for the results: a file, a line of a file, an entry of a data set."""
     text: str | None = None
     """Its sentence, for the results."""
+    mask: torch.Tensor | None = None
+    """Which positions hold tokens rather than padding that came with it, bool [tokens]; None if all do."""
 
 
 Reading: TypeAlias = Item | InputError

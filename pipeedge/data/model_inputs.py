@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +53,14 @@ class ModelInputs(Protocol):
     @property
     def takes_text(self) -> bool:
         """Whether the model takes sentences, rather than images."""
+
+    @property
+    def output_kind(self) -> str:
+        """Kind of output: ``logits``, one value per class; ``tokens``, the same of each token; ``vector``."""
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """Names of the classes, or None if not known."""
 
     @property
     def full_length(self) -> bool:

@@ -17,12 +17,13 @@ from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, digits_fit
 from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
 from pipeedge.data.items import Item, Items, JoinedItems, MemoryItems, RepeatedItems
+from pipeedge.data.labels import Classes
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import decode_image
 from pipeedge.data.selection import select
-from pipeedge.data.source import InputSource
-from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES
-from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.data.source import InputSource, none_readable
+from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow
+from pipeedge.data.text import Sentence, open_tokenizer, read_sentences
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import DEFAULT_ITEMS, STANDARD_INPUT, InputRequest
 
@@ -127,7 +128,7 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
     directories = companion_directories(request, model)
     if kind == TEXT:
         tokenizer = open_tokenizer(model, directories)
-        return join([tokenizer.items(read_sentences(path, request.text_columns)) for path in given])
+        return join([tokenizer.rows(rows) for rows in readable_rows(given, request, model)])
     transform = image_transform(model, directories)
     if one == STANDARD_INPUT:
         picture = decode_image(
@@ -141,6 +142,28 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
     if line is not None:
         log.warning("%s", line)
     return ImageFiles(paths, (None,) * len(paths), transform, request.max_image_pixels)
+
+
+def readable_rows(
+    paths: Sequence[Path], request: InputRequest, model: ModelInputs
+) -> list[list[Sentence | BadRow]]:
+    """Return the rows of each file, as far as they are run.
+
+    Raises:
+        InputError: A row cannot be used (unless such rows are skipped), or none can.
+    """
+    left, found = request.max_items, list[list[Sentence | BadRow]]()
+    for path in paths:
+        found.append(read_sentences(path, request.text_columns, Classes.of(model))[:left])
+        if left is not None:
+            left -= len(found[-1])
+    rows = [row for each in found for row in each]
+    bad = [row for row in rows if isinstance(row, BadRow)]
+    if bad and not request.skip_bad_input:
+        raise InputError(f"{bad[0].error}; --skip-bad-input leaves such rows out")
+    if len(bad) == len(rows):
+        raise none_readable(len(rows), bad[0].error)
+    return found
 
 
 def array_items(paths: Sequence[Path], limit: int | None, model: ModelInputs) -> list[Items]:

@@ -18,7 +18,7 @@ from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.base.wording import count
 from pipeedge.data.items import Item, Items, Reading
 
-__all__ = ["Group", "InputSource", "Microbatch", "SkippedItem"]
+__all__ = ["Group", "InputSource", "Microbatch", "SkippedItem", "none_readable"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class Microbatch:
     numbers: tuple[int, ...]
     """Position of each item in the input, from 0; skipped items leave gaps."""
     tokens: tuple[int, ...] | None = None
-    """Number of tokens of each item without padding, or None for images."""
+    """Number of tokens of each item, without the padding to a common length, or None for images."""
+    masks: tuple[torch.Tensor | None, ...] | None = None
+    """Which of these are no padding that came with the item, bool [tokens], or None if all are none; None for
+    items without such padding.
+    """
     texts: tuple[str, ...] | None = None
     """Sentence of each item, or None if they are not text."""
 
@@ -50,6 +54,18 @@ class Microbatch:
     def items(self) -> int:
         """Number of items."""
         return len(self.sources)
+
+    def token_mask(self, length: int) -> torch.Tensor:
+        """Return which positions of padded sequences hold tokens, bool [items, length].
+
+        Args:
+            length: Length to which the sequences are padded.
+        """
+        mask = torch.zeros((self.items, length), dtype=torch.bool)
+        for row, tokens in enumerate(self.tokens or [length] * self.items):
+            own = None if self.masks is None else self.masks[row]
+            mask[row, :tokens] = True if own is None else own
+        return mask
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Group:
             tuple(item.source for item in items),
             numbers,
             _token_counts(items),
+            None if all(item.mask is None for item in items) else tuple(item.mask for item in items),
             texts if len(texts) == len(items) else None,
         )
 
@@ -226,7 +243,7 @@ class InputSource:
             yield Group(waiting)
         elif not self._position and len(self._skipped) == len(self):
             first = self._skipped[0]
-            raise InputError(f"none of the {count(len(self), 'item')} can be read; the first: {first.reason}")
+            raise none_readable(len(self), first.reason)
 
     def _readable_items(self, readings: Iterable[Reading]) -> Iterator[tuple[int, Item]]:
         numbered = enumerate(zip(self._order, readings, strict=True), start=self._position)
@@ -238,6 +255,16 @@ class InputSource:
                 self._skipped[number] = SkippedItem(self._items.source(index), str(reading))
             else:
                 raise reading
+
+
+def none_readable(items: int, first: object) -> InputError:
+    """Return the error for an input of which no item can be read.
+
+    Args:
+        items: Number of its items.
+        first: Why the first cannot be read.
+    """
+    return InputError(f"none of the {count(items, 'item')} can be read; the first: {first}")
 
 
 def _token_counts(items: Sequence[Item]) -> tuple[int, ...] | None:

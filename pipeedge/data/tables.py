@@ -1,10 +1,11 @@
 """Sentences, and pairs of them, from columns of a ``.csv`` or ``.tsv``, or from lines of a ``.jsonl``.
 
     .csv .tsv   a sentence or pair in each row; the first row has the names of the columns
-    .jsonl      {"text": "..."}, {"text": "...", "text_pair": "..."} or ["...", "..."] in each line; an object
-                may have a "label"
+    .jsonl      {"text": "..."}, {"text": "...", "text_pair": "..."} or ["...", "..."] in each line
 
-Columns and keys are found by name: those the user gives, else usual ones.
+Columns and keys are found by name: those the user gives, else usual ones. A column or key ``label`` has the
+true class. A blank line is no row. A row that cannot be used is passed on as a value, so that the others keep
+their numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count, excerpt, hint, printable
 
-__all__ = ["LINES_SUFFIX", "TABLE_SUFFIXES", "TableRow", "lines_of", "rows_of"]
+__all__ = ["LINES_SUFFIX", "TABLE_SUFFIXES", "BadRow", "TableRow", "lines_of", "rows_of"]
 
 TABLE_SUFFIXES = (".csv", ".tsv")
 LINES_SUFFIX = ".jsonl"
@@ -40,15 +41,27 @@ _DELIMITERS = (",", ";", "\t")
 class TableRow:
     """A sentence or a pair of sentences, as a file has it."""
 
-    line: int
-    """Number of its first line in the file, from 1."""
+    source: str
+    """Name of the file, and number of the row's first line in it, from 1."""
     texts: tuple[str, ...]
     """One sentence, or two, without blanks around them."""
-    label: int | None = None
+    label: object = None
+    """Value of its label: any of JSON's, or the text of a cell."""
+    label_is_text: bool = False
+    """Whether the label is the text of a cell, which may be a number or a name."""
 
 
-def rows_of(text: str, name: str, columns: Sequence[str], *, tabs: bool) -> Iterator[TableRow]:
-    """Yield the rows of a table, without those that are blank in all columns asked for.
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used, and why."""
+
+    source: str
+    """Name of the file, and number of the row's first line in it, from 1."""
+    error: InputError
+
+
+def rows_of(text: str, name: str, columns: Sequence[str], *, tabs: bool) -> Iterator[TableRow | BadRow]:
+    """Yield the rows of a table.
 
     Args:
         text: The table. Its first row has the names of the columns, unless ``columns`` are numbers.
@@ -59,7 +72,7 @@ def rows_of(text: str, name: str, columns: Sequence[str], *, tabs: bool) -> Iter
             semicolons separate them.
 
     Raises:
-        InputError: There is no such column, or a row does not have it.
+        InputError: There is no such column, or the table cannot be read.
     """
     header = text.partition("\n")[0]
     delimiter = "\t" if tabs else max(_DELIMITERS, key=header.count)
@@ -75,71 +88,74 @@ def rows_of(text: str, name: str, columns: Sequence[str], *, tabs: bool) -> Iter
         option = "--text-column" if places[0] < 0 else "--text-pair-column"
         raise InputError(f"{option} 0: columns are counted from 1")
     line = 1
+    label_place: int | None = None
     try:
         if not numbered:
-            places = _places(next(rows, []), name, columns)
+            names = next(rows, [])
+            places, label_place = _places(names, name, columns), _label_place(names, name)
+            if label_place in places:
+                label_place = None
             line = rows.line_num + 1
         for row in rows:
-            if row:
-                short = next((place for place in places if place >= len(row)), None)
-                if short is not None:
-                    raise InputError(f"{name}:{line}: this row has no column {short + 1}")
-                yield from _filled(name, TableRow(line, tuple(row[place].strip() for place in places)))
+            source = f"{name}:{line}"
+            short = next((place for place in places if place >= len(row)), None)
+            if row and short is not None:
+                yield BadRow(source, InputError(f"{source}: this row has no column {short + 1}"))
+            elif row:
+                label = row[label_place] if label_place is not None and label_place < len(row) else None
+                yield TableRow(source, tuple(row[place].strip() for place in places), label, True)
             line = rows.line_num + 1
     except csv.Error as error:
         raise InputError(f"{name}:{line}: cannot be read as a table ({error})") from error
 
 
-def lines_of(text: str, name: str, columns: Sequence[str]) -> Iterator[TableRow]:
-    """Yield the sentences or pairs of a ``.jsonl`` file, without blank ones.
+def lines_of(text: str, name: str, columns: Sequence[str]) -> Iterator[TableRow | BadRow]:
+    """Yield the sentences or pairs of a ``.jsonl`` file.
 
     Args:
         text: The file.
         name: Name of the file, for messages.
         columns: Key of the sentence, and that of the second if they are pairs. Empty: usual ones.
-
-    Raises:
-        InputError: A line is not JSON, or is not an object with these keys, nor two sentences in a list.
     """
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{name}:{number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: is not JSON ({error})") from None
-        if isinstance(value, list) and not columns:
-            cells, label = value, None
-            if len(cells) != 2:
-                raise InputError(f"{where}: a list of {count(len(cells), 'value')}, not a pair of sentences")
-        elif isinstance(value, dict):
-            keys = columns or _usual_keys(value, where)
-            missing = next((key for key in keys if key not in value), None)
-            if missing is not None:
-                raise InputError(
-                    f"{where}: has no {printable(missing)}{hint(missing, list(value))}; {_has(value)}"
-                )
-            cells, label = [value[key] for key in keys], _label(value, where)
-        else:
-            raise InputError(f"{where}: is neither an object nor a pair of sentences")
-        for cell in cells:
-            if not isinstance(cell, str):
-                raise InputError(f"{where}: {excerpt(json.dumps(cell))} is not a sentence")
-        yield from _filled(name, TableRow(number, tuple(cell.strip() for cell in cells), label))
+        if line.strip():
+            source = f"{name}:{number}"
+            try:
+                yield _line(line, source, columns)
+            except InputError as error:
+                yield BadRow(source, error)
 
 
-def _filled(name: str, row: TableRow) -> Iterator[TableRow]:
-    """Yield ``row`` unless it is blank.
+def _line(line: str, source: str, columns: Sequence[str]) -> TableRow:
+    """Return the row that a line of a ``.jsonl`` file is.
 
     Raises:
-        InputError: Only one sentence of a pair is blank.
+        InputError: It is not JSON, or neither an object with these keys nor two sentences in a list.
     """
-    if all(row.texts):
-        yield row
-    elif any(row.texts):
-        which = "second" if row.texts[0] else "first"
-        raise InputError(f"{name}:{row.line}: the {which} sentence of this pair is empty")
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source}: is not JSON ({error})") from None
+    label = None
+    if isinstance(value, list) and not columns:
+        cells = value
+        if len(cells) != 2:
+            raise InputError(f"{source}: a list of {count(len(cells), 'value')}, not a pair of sentences")
+    elif isinstance(value, dict):
+        keys = columns or _usual_keys(value, source)
+        missing = next((key for key in keys if key not in value), None)
+        if missing is not None:
+            raise InputError(
+                f"{source}: has no {printable(missing)}{hint(missing, list(value))}; {_has(value)}"
+            )
+        cells = [value[key] for key in keys]
+        label = None if _LABEL in keys else value.get(_LABEL)
+    else:
+        raise InputError(f"{source}: is neither an object nor a pair of sentences")
+    for cell in cells:
+        if not isinstance(cell, str):
+            raise InputError(f"{source}: {excerpt(json.dumps(cell))} is not a sentence")
+    return TableRow(source, tuple(cell.strip() for cell in cells), label)
 
 
 def _places(header: Sequence[str], name: str, columns: Sequence[str]) -> list[int]:
@@ -159,6 +175,9 @@ def _places(header: Sequence[str], name: str, columns: Sequence[str]) -> list[in
     usual = [number for number, cell in enumerate(lower) if cell in _USUAL]
     if len(usual) == 1:
         return usual
+    others = [number for number, cell in enumerate(lower) if cell != _LABEL]
+    if len(others) == 1:
+        return others
     if len(names) == 1:
         return [0]
     raise InputError(
@@ -179,11 +198,13 @@ def _has(value: Collection[str]) -> str:
     return f"its keys are {excerpt(', '.join(map(printable, value)), 200) or 'none'}"
 
 
-def _label(value: Mapping[str, Any], where: str) -> int | None:
-    """Return the class of a line, None if it has none or a negative one, as data sets mark withheld ones."""
-    label = value.get(_LABEL)
-    if label is None:
-        return None
-    if isinstance(label, bool) or not isinstance(label, int):
-        raise InputError(f"{where}: label is {excerpt(json.dumps(label))}, not a class number")
-    return label if label >= 0 else None
+def _label_place(header: Sequence[str], name: str) -> int | None:
+    """Return the place of the column of labels, or None without one.
+
+    Raises:
+        InputError: There are several.
+    """
+    names = [cell.strip().lower() for cell in header]
+    if names.count(_LABEL) > 1:
+        raise InputError(f"{name}: has {names.count(_LABEL)} columns {_LABEL}; rename all but one")
+    return names.index(_LABEL) if _LABEL in names else None

@@ -18,10 +18,11 @@ from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
 from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, words_for
 from pipeedge.data.companions import companion_file, hub_reachable
-from pipeedge.data.items import Item
+from pipeedge.data.items import Item, Items
+from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
-from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, TableRow, lines_of, rows_of
+from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
 from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "TokenItems",
     "Tokenizer",
     "TooLongError",
+    "check_sentence",
+    "checked_row",
     "find_tokenizer",
     "open_tokenizer",
     "read_sentences",
@@ -67,6 +70,42 @@ class Sentence:
     def texts(self) -> tuple[str, ...]:
         """The one sentence, or both."""
         return (self.text,) if self.pair is None else (self.text, self.pair)
+
+
+def check_sentence(sentence: Sentence) -> None:
+    """Check the text of a sentence or pair, wherever it comes from.
+
+    Raises:
+        InputError: A sentence is empty, or not valid Unicode.
+    """
+    filled = [bool(one.strip()) for one in sentence.texts]
+    if not all(filled):
+        what = "the sentence"
+        if sentence.pair is not None:
+            what = f"the {'second' if filled[0] else 'first'} sentence of this pair"
+        raise InputError(f"{sentence.source}: {what} is empty")
+    if not all(map(_is_unicode, sentence.texts)):
+        raise InputError(f"{sentence.source}: the sentence is not valid Unicode: it has a surrogate")
+
+
+def checked_row(sentence: Sentence) -> Sentence | BadRow:
+    """Return ``sentence``, or why it cannot be used."""
+    try:
+        check_sentence(sentence)
+    except InputError as error:
+        return BadRow(sentence.source, error)
+    return sentence
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether ``text`` can be encoded: half of a surrogate pair cannot, and tokenizers fail on it."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -128,6 +167,43 @@ class TokenItems:
 
 
 @dataclass(frozen=True)
+class RowItems:
+    """Rows of which some cannot be used; each keeps its number."""
+
+    rows: tuple[int | BadRow, ...]
+    """Place of each row among the sentences, or why it is not there."""
+    sentences: TokenItems
+
+    in_memory = True
+    pixels = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether some sentence has a label."""
+        return self.sentences.has_labels
+
+    @property
+    def max_tokens(self) -> int:
+        """Number of tokens of the longest sentence."""
+        return self.sentences.max_tokens
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def source(self, index: int) -> str:
+        """Return where row ``index`` comes from."""
+        row = self.rows[index]
+        return row.source if isinstance(row, BadRow) else self.sentences.source(row)
+
+    def read(self, index: int) -> Item:
+        """Return row ``index``. Raises ``InputError`` if it cannot be used."""
+        row = self.rows[index]
+        if isinstance(row, BadRow):
+            raise row.error
+        return self.sentences.read(row)
+
+
+@dataclass(frozen=True)
 class Tokenizer:
     """A transformers tokenizer, and the limits of the model it serves."""
 
@@ -161,6 +237,41 @@ class Tokenizer:
             InputError: The tokenizer does not fit the model.
             TooLongError: A sentence is too long and ``truncate`` is false.
         """
+        encoded = self._encode_within_limit(sentences, truncate=truncate, warn=warn)
+        empty = next((place for place, one in enumerate(encoded) if not one.ids), None)
+        if empty is not None:
+            raise self._no_tokens(sentences[empty])
+        return self._items(sentences, encoded)
+
+    def rows(self, rows: Sequence[Sentence | BadRow]) -> Items:
+        """Tokenise the rows of a file as ``items`` does; one that cannot be used keeps its number.
+
+        Raises:
+            InputError: The tokenizer does not fit the model.
+        """
+        encoded = iter(self._encode_within_limit([row for row in rows if isinstance(row, Sentence)]))
+        places: list[int | BadRow] = []
+        kept: list[tuple[Sentence, Encoded]] = []
+        for row in rows:
+            if isinstance(row, BadRow):
+                places.append(row)
+                continue
+            one = next(encoded)
+            if one.ids:
+                places.append(len(kept))
+                kept.append((row, one))
+            else:
+                places.append(BadRow(row.source, self._no_tokens(row)))
+        items = self._items([row for row, _ in kept], [one for _, one in kept])
+        return items if len(kept) == len(rows) else RowItems(tuple(places), items)
+
+    def _no_tokens(self, sentence: Sentence) -> InputError:
+        return InputError(f"{sentence.source}: {self.path} gives no token for this sentence")
+
+    def _encode_within_limit(
+        self, sentences: Sequence[Sentence], *, truncate: bool = True, warn: bool = True
+    ) -> list[Encoded]:
+        """Return the ids of sentences or pairs, as ``items`` truncates them."""
         limit = self.most_tokens
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
         is_cut = [some != self._whole(sentence) for some, sentence in zip(texts, sentences, strict=True)]
@@ -187,7 +298,10 @@ class Tokenizer:
                 encoded[number] = one
         if self.model.full_length:
             encoded = [self._lengthened(one, limit) for one in encoded]
-        self._check(encoded, sentences)
+        self._check(encoded)
+        return encoded
+
+    def _items(self, sentences: Sequence[Sentence], encoded: Sequence[Encoded]) -> TokenItems:
         return TokenItems(
             tuple(one.ids for one in encoded),
             tuple(sentence.source for sentence in sentences),
@@ -278,17 +392,14 @@ class Tokenizer:
             encoded += map(Encoded, ids, types or [None] * len(ids))
         return encoded
 
-    def _check(self, encoded: Sequence[Encoded], sentences: Sequence[Sentence]) -> None:
+    def _check(self, encoded: Sequence[Encoded]) -> None:
         """Check that ids and types are in the model's range.
 
         Raises:
-            InputError: They are not, or a sentence has no token.
+            InputError: They are not.
         """
-        empty = next((number for number, one in enumerate(encoded) if not one.ids), None)
-        if empty is not None:
-            raise InputError(f"{sentences[empty].source}: {self.path} gives no token for this sentence")
         config = self.model.config
-        highest = max((max(one.ids) for one in encoded), default=0)
+        highest = max((max(one.ids) for one in encoded if one.ids), default=0)
         if highest >= config.vocab:
             raise InputError(
                 f"{self.path} has token ids up to {highest}, but {self.model.name} has a vocabulary of "
@@ -378,17 +489,21 @@ def download_tokenizer(model_name: str) -> Path | None:
     return companion_file(model_name, (), TOKENIZER_FILES)
 
 
-def read_sentences(path: Path, columns: Sequence[str] = ()) -> list[Sentence]:
-    """Read the sentences of a file, one per line, or sentences or pairs from a table, leaving out blank ones.
+def read_sentences(
+    path: Path, columns: Sequence[str] = (), classes: Classes = NO_CLASSES
+) -> list[Sentence | BadRow]:
+    """Read the sentences of a file, one per line, or sentences or pairs from a table.
 
     Lines end with LF or CR LF. Other characters that Unicode counts as line ends are part of a sentence.
+    Blank lines are left out; every other row has its place, even if it cannot be used.
 
     Args:
         path: Path of the file, or ``STANDARD_INPUT``, which is a table if ``columns`` are given.
         columns: Columns of a table or keys of a ``.jsonl``, as for ``rows_of``.
+        classes: Classes that labels stand for.
 
     Raises:
-        InputError: The file cannot be read as UTF-8 text, a row is malformed, or there is no sentence.
+        InputError: The file cannot be read as UTF-8 text, has no such column, or no sentence.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -396,23 +511,32 @@ def read_sentences(path: Path, columns: Sequence[str] = ()) -> list[Sentence]:
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error
-    sentences = [
-        Sentence(row.texts[0], f"{name}:{row.line}", row.label, *row.texts[1:])
+    rows = [
+        row if isinstance(row, BadRow) else _sentence(row, classes)
         for row in _rows(path, text, name, columns)
     ]
-    if not sentences:
+    if not rows:
         raise InputError(f"{name}: no sentence in this file (expected one a line)")
-    first = sentences[0]
-    other = next((one for one in sentences if len(one.texts) != len(first.texts)), None)
+    sentences = [row for row in rows if isinstance(row, Sentence)]
+    other = next((one for one in sentences if len(one.texts) != len(sentences[0].texts)), None)
     if other is not None:
+        first = sentences[0]
         single, pair = (first, other) if first.pair is None else (other, first)
         raise InputError(
             f"{single.source}: one sentence, but {pair.source} has a pair; give them in two runs"
         )
-    return sentences
+    return rows
 
 
-def _rows(path: Path, text: str, name: str, columns: Sequence[str]) -> Iterator[TableRow]:
+def _sentence(row: TableRow, classes: Classes) -> Sentence | BadRow:
+    try:
+        label = classes.read(row.label, is_text=row.label_is_text)
+    except ValueError as error:
+        return BadRow(row.source, InputError(f"{row.source}: {error}"))
+    return checked_row(Sentence(row.texts[0], row.source, label, *row.texts[1:]))
+
+
+def _rows(path: Path, text: str, name: str, columns: Sequence[str]) -> Iterator[TableRow | BadRow]:
     suffix = path.suffix.lower()
     if suffix == LINES_SUFFIX:
         yield from lines_of(text, name, columns)
@@ -422,4 +546,4 @@ def _rows(path: Path, text: str, name: str, columns: Sequence[str]) -> Iterator[
     else:
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
-                yield TableRow(number, (line.strip(),))
+                yield TableRow(f"{name}:{number}", (line.strip(),))

@@ -266,10 +266,14 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     for number, line in enumerate(energy):
         yield f"{'' if number else 'energy':<12}{line}"
     if report.skipped:
-        yield f"skipped     {count(len(report.skipped), 'input')} that cannot be read:"
-        yield from (f"            {line}" for line in report.skipped)
+        yield f"skipped     {count(len(report.skipped), 'input')} that cannot be used:"
+        yield from (f"            {line}" for line in report.skipped[:_LISTED])
+        if len(report.skipped) > _LISTED:
+            yield f"            and {figure(len(report.skipped) - _LISTED)} more, which --report lists"
 
 
+_LISTED = 20
+"""Largest number of skipped inputs that are listed on a terminal."""
 _ROOMY = 100
 """Width in characters below which the table is compact, to leave room for names and figures."""
 

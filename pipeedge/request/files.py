@@ -17,13 +17,14 @@ __all__ = [
     "DEFAULT_ITEMS",
     "DEFAULT_MAX_IMAGE_PIXELS",
     "STANDARD_INPUT",
+    "STANDARD_OUTPUT",
     "InputRequest",
     "MetricsRequest",
     "OutputRequest",
 ]
 
 DEFAULT_ITEMS = 64
-STANDARD_INPUT = Path("-")
+STANDARD_INPUT = STANDARD_OUTPUT = Path("-")
 DEFAULT_MAX_IMAGE_PIXELS = 89_478_485
 """Largest image to decode, in pixels; decoding one of this size takes up to a gigabyte of memory."""
 DATASET_NAMES = ("CoLA", "ImageNet")
@@ -115,7 +116,7 @@ class InputRequest:
     skip_bad_input: bool = option(
         False,
         "--skip-bad-input",
-        help="skip and report images that cannot be read",
+        help="skip and report images that cannot be read, and rows with an empty sentence or another mistake",
     )
     max_image_pixels: int = option(
         DEFAULT_MAX_IMAGE_PIXELS,
@@ -215,7 +216,7 @@ class OutputRequest:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.resume and self.results is None:
+        if self.resume and self.results in (None, STANDARD_OUTPUT):
             raise RequestError("--resume needs --output FILE, which an earlier run was to write")
         if self.resume and self.check_items:
             raise RequestError("--resume cannot be combined with --check, whose items may be written already")

@@ -30,7 +30,7 @@ from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
 from pipeedge.data.pictures import decode_image, eight_bit, is_small, open_image
-from pipeedge.data.text import Sentence, Tokenizer, open_tokenizer
+from pipeedge.data.text import Sentence, Tokenizer, check_sentence, open_tokenizer
 from pipeedge.request.config import RunRequest
 
 __all__ = ["Preparation"]
@@ -248,10 +248,7 @@ class Preparation:
         for sentence in sentences:
             if self._tokenizer is None:
                 raise InputError(f"{sentence.source}: a sentence; {self._model.name} takes images")
-            if not any(one.strip() for one in sentence.texts):
-                raise InputError(f"{sentence.source}: the sentence is empty")
-            if not all(map(_is_unicode, sentence.texts)):
-                raise InputError(f"{sentence.source}: the sentence is not valid Unicode: it has a surrogate")
+            check_sentence(sentence)
         for is_pair in (False, True):  # a tokenizer takes either in one call
             places = [place for place, each in enumerate(sentences) if (each.pair is not None) == is_pair]
             if places and self._tokenizer is not None:
@@ -335,14 +332,3 @@ class Preparation:
                 + ("" if self._for_strangers else ", or start the pipeline with images_as_bytes=False")
             )
         return Item((places.to(torch.uint8),), item.label, item.source)
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether ``text`` can be encoded: half of a surrogate pair cannot, and tokenizers fail on it."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

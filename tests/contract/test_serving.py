@@ -309,6 +309,7 @@ def test_rerank(tmp_path: Path) -> None:
     ("path", "body", "line"),
     [
         ("/predict", {"inputs": ""}, r"inputs\[0\]: the sentence is empty"),
+        ("/predict", {"inputs": [["a", "b"], ["", "b"]]}, r"inputs\[1\]: the first sentence of this pair is"),
         (
             "/predict",
             {"inputs": "cat " * 99},

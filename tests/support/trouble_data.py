@@ -20,13 +20,14 @@ from pipeedge.base.streams import unprinted
 from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
-from pipeedge.data.opening import open_input
+from pipeedge.data.opening import open_input, readable_rows
 from pipeedge.data.results import ResultWriter
-from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.data.text import open_tokenizer
 from pipeedge.data.unfinished import Rows, UnfinishedOutput, find_unfinished
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.observe.monitoring import Exporter
 from pipeedge.request.environment import Environment
+from pipeedge.request.files import InputRequest
 from pipeedge.request.options import parse_runtime
 
 CASES = Cases()
@@ -88,7 +89,8 @@ def no_column_of_that_name(patch: Patch) -> str:
 
 def read_pairs(content: str, name: str = "pairs.jsonl") -> str:
     Path(name).write_text(content)
-    return refused(lambda: read_sentences(Path(name)))
+    paths = (Path(name),)
+    return refused(lambda: readable_rows(paths, InputRequest(paths), fake_models.bert()))
 
 
 @says("pairs.tsv:3: this row has no column 2")
@@ -124,6 +126,24 @@ def line_has_unknown_keys(patch: Patch) -> str:
 @says("pairs.jsonl:1: one sentence, but pairs.jsonl:2 has a pair; give them in two runs")
 def lines_of_both_kinds(patch: Patch) -> str:
     return read_pairs('{"text": "a"}\n["a", "b"]\n')
+
+
+@says("a.csv:3: the sentence is empty; --skip-bad-input leaves such rows out")
+def sentence_is_empty(patch: Patch) -> str:
+    return read_pairs("id,text\n1,a\n2,\n", "a.csv")
+
+
+@says('a.csv:2: label is "positve", not a class of …; its classes are 0 to 1 (…); …')
+def label_is_no_class(patch: Patch) -> str:
+    Path("a.csv").write_text("text,label\na,positve\n")
+    model = dataclasses.replace(fake_models.bert(), labels=("negative", "positive"))
+    paths = (Path("a.csv"),)
+    return refused(lambda: readable_rows(paths, InputRequest(paths), model))
+
+
+@says("a.csv: has 2 columns label; rename all but one")
+def two_columns_of_labels(patch: Patch) -> str:
+    return read_pairs("text,label,label\na,0,1\n", "a.csv")
 
 
 @says("… has token types up to 1, but … has 1 type: it is the tokenizer of another model")

@@ -51,6 +51,23 @@ class TestArrays:
             assert tensor.dtype == torch.int64
             assert tensor.tolist() == arrays[name].tolist()
 
+    def test_padding_is_known_by_the_mask(self, tmp_path: Path) -> None:
+        arrays = tokens()
+        arrays["attention_mask"][0, 2:] = 0
+        arrays["attention_mask"][1, :1] = 0
+        files = (npz(tmp_path, "a.npz", **arrays), npz(tmp_path, "b.npz", **tokens(1, 6)))
+        (microbatch,) = open_input(InputRequest(paths=files), bert()).microbatches(8)
+        expected = torch.zeros((4, 6), dtype=torch.bool)
+        expected[:3, :5] = torch.from_numpy(arrays["attention_mask"]).bool()
+        expected[3] = True
+        assert microbatch.token_mask(6).equal(expected)
+
+    def test_labels_beyond_the_classes(self, tmp_path: Path) -> None:
+        path = npz(tmp_path, **tokens(), labels=np.array([1, -1, 2]))
+        message = r"input\.npz\[2\]: labels has 2, not a class of local/bert; its classes are 0 to 1"
+        with pytest.raises(InputError, match=message):
+            open_input(InputRequest(paths=(path,)), bert())
+
     def test_files_of_different_lengths_are_padded_and_masked(self, tmp_path: Path) -> None:
         paths = (npz(tmp_path, "a.npz", **tokens(1, 2)), npz(tmp_path, "b.npz", **tokens(1, 4)))
         source = open_input(InputRequest(paths=paths), bert())

@@ -13,6 +13,7 @@ from small_models import VOCABULARY
 
 from pipeedge.base.errors import InputError, one_line
 from pipeedge.data import InputRequest, open_input
+from pipeedge.data.tables import BadRow
 from pipeedge.data.text import Sentence, read_sentences
 
 PAIRS = [("the cat", "sat"), ("a mat", "the cat sat on"), ("day", "all day and all")]
@@ -41,9 +42,14 @@ def lines(*values: object) -> str:
 
 
 def read(tmp_path: Path, name: str, content: str, *columns: str) -> list[Sentence]:
+    """Return the sentences of a file, all of which must be good."""
     path = tmp_path / name
     path.write_text(content)
-    return read_sentences(path, columns)
+    rows = read_sentences(path, columns)
+    for row in rows:
+        if isinstance(row, BadRow):
+            raise row.error
+    return [row for row in rows if isinstance(row, Sentence)]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +74,12 @@ def test_pairs_of_tables_and_lines(tmp_path: Path, name: str, content: str, colu
 
 def test_lines_of_single_sentences_and_labels(tmp_path: Path) -> None:
     content = (
-        lines({"text": " the cat ", "label": 2}, {"text": "sat", "label": -1}) + "\n" + lines({"text": ""})
+        lines({"text": " the cat ", "label": 2}, {"text": "sat", "label": -1}) + "\n" + lines({"text": "on"})
     )
     assert [(one.text, one.pair, one.label) for one in read(tmp_path, "a.jsonl", content)] == [
         ("the cat", None, 2),
         ("sat", None, None),
+        ("on", None, None),
     ]
 
 
@@ -100,13 +107,18 @@ def test_one_column_alone_gives_single_sentences(tmp_path: Path) -> None:
         ("a.jsonl", '"a"\n', (), r"a\.jsonl:1: is neither an object nor a pair"),
         ("a.jsonl", '{"words": "a"}\n', (), r"a\.jsonl:1: which key has the sentence\?.*its keys are words"),
         ("a.jsonl", '{"words": "a"}\n', ("word",), r"a\.jsonl:1: has no word; did you mean words\?"),
-        ("a.jsonl", '{"text": "a", "label": "x"}\n', (), r'a\.jsonl:1: label is "x", not a class number'),
         (
             "a.jsonl",
             '{"text": "a"}\n["a", "b"]\n',
             (),
             r"a\.jsonl:1: one sentence, but .*a\.jsonl:2 has a pair",
         ),
+        ("a.jsonl", '{"text": " "}\n', (), r"a\.jsonl:1: the sentence is empty"),
+        ("a.jsonl", '["", ""]\n', (), r"a\.jsonl:1: the first sentence of this pair is empty"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', (), r"a\.jsonl:1: the sentence is not valid Unicode"),
+        ("a.csv", 'text\na\n\n""\n', (), r"a\.csv:4: the sentence is empty"),
+        ("a.tsv", "id\ttext\n1\t \n", (), r"a\.tsv:2: the sentence is empty"),
+        ("a.csv", "text,label,Label\na,0,1\n", (), r"a\.csv: has 2 columns label; rename all but one"),
         ("a.jsonl", "\n\n", (), r"a\.jsonl: no sentence in this file"),
     ],
 )

@@ -14,7 +14,7 @@ from fake_models import bert
 import pipeedge.data.text
 from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, open_input
-from pipeedge.data.text import Sentence, find_tokenizer, read_sentences
+from pipeedge.data.text import Sentence, TokenItems, find_tokenizer, read_sentences
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]
 
@@ -94,7 +94,8 @@ class TestText:
     @pytest.mark.parametrize(
         ("name", "content", "column"),
         [
-            ("a.csv", 'id,text\n1,the\n\n2,"cat, sat"\n3,\n4,"the\nsat"\n', None),
+            ("a.csv", 'id,text\n1,the\n\n2,"cat, sat"\n4,"the\nsat"\n', None),
+            ("a.csv", "label,review\n0,the\n,cat sat\n1.0,the sat\n", None),
             ("a.csv", "Sentence;n\r\nthe;1\r\ncat, sat;2\r\nthe sat;3\r\n", None),
             ("a.csv", "only\nthe\ncat sat\nthe sat\n", None),
             ("a.tsv", "id\tfirst\tsecond\n1\tx\tthe\n2\tx\tcat sat\n3\tx\tthe sat\n", "second"),
@@ -125,6 +126,57 @@ class TestText:
         assert microbatch.sources[0] == ("standard input" if name == "-" else str(path)) + (
             ":1" if "text" not in content and content[:3] in ("the", '1\t"') else ":2"
         )
+
+    def test_rows_keep_their_numbers_where_others_are_skipped(self, tmp_path: Path, vocabulary: Path) -> None:
+        model = bert(10, directory=vocabulary)
+        first = file_with(tmp_path, "id,text,label\n1,the,1\n2,,0\n3,cat,7\n4,sat,\n", "a.csv")
+        second = file_with(
+            tmp_path, '{"text": "the"}\n\n{"text": " "}\n{"text": \n{"text": "cat"}\n', "b.jsonl"
+        )
+        request = InputRequest(paths=(first, second), skip_bad_input=True)
+        source = open_input(request, model)
+        assert len(source) == 8
+        batches = list(source.microbatches(3))
+        assert [batch.numbers for batch in batches] == [(0, 3, 4), (7,)]
+        assert batches[0].labels == (1, None, None)
+        assert batches[0].sources == (f"{first}:2", f"{first}:5", f"{second}:1")
+        assert [skipped.source for skipped in source.skipped] == [
+            f"{first}:3",
+            f"{first}:4",
+            f"{second}:3",
+            f"{second}:4",
+        ]
+        limited = open_input(dataclasses.replace(request, max_items=3), model)
+        assert [batch.numbers for batch in limited.microbatches(8)] == [(0,)]
+        assert [batch.numbers for batch in source.rest(4).microbatches(8)] == [(4, 7)]
+
+    def test_bad_rows_are_refused_before_the_run(self, tmp_path: Path, vocabulary: Path) -> None:
+        model = bert(10, directory=vocabulary)
+        path = file_with(tmp_path, "id,text\n1,the\n2,\n", "a.csv")
+        message = r"a\.csv:3: the sentence is empty; --skip-bad-input leaves such rows out"
+        with pytest.raises(InputError, match=message):
+            open_input(InputRequest(paths=(path,)), model)
+        assert len(open_input(InputRequest(paths=(path,), max_items=1), model)) == 1
+        empty = file_with(tmp_path, '{"text": ""}\n{"text": " "}\n', "b.jsonl")
+        with pytest.raises(InputError, match=r"none of the 2 items can be read; the first: .*b\.jsonl:1"):
+            open_input(InputRequest(paths=(empty,), skip_bad_input=True), model)
+
+    def test_a_sentence_without_tokens_is_a_bad_row(self, tmp_path: Path, vocabulary: Path) -> None:
+        """This tokenizer adds no special tokens, and drops control characters."""
+        from transformers import BertTokenizer
+
+        tokenizer = find_tokenizer(bert(10, directory=vocabulary), (vocabulary,))
+        assert tokenizer is not None
+        backend = BertTokenizer.from_pretrained(vocabulary)
+        backend.backend_tokenizer.post_processor = None
+        bare = dataclasses.replace(tokenizer, backend=backend)
+        rows = read_sentences(
+            file_with(tmp_path, '{"text": "the"}\n{"text": "\\u0000"}\n{"text": "cat"}\n', "a.jsonl")
+        )
+        items = bare.rows(rows)
+        assert [items.read(index).text for index in (0, 2)] == ["the", "cat"]
+        with pytest.raises(InputError, match="gives no token for this sentence"):
+            items.read(1)
 
     @pytest.mark.parametrize(
         ("content", "column", "message"),
@@ -170,7 +222,8 @@ class TestText:
         assert tokenizer is not None
         backend = tokenizer.backend
         counting = CountingBackend(backend)
-        items = dataclasses.replace(tokenizer, backend=counting).items(read_sentences(path))
+        items = dataclasses.replace(tokenizer, backend=counting).rows(read_sentences(path))
+        assert isinstance(items, TokenItems)
         assert sum(counting.lengths) < 500_000
         # The beginning decides alone: the same ids as of a text that is just long enough.
         expected = backend([("the " + word * 40)[:400_000], "the sat"], truncation=True, max_length=limit)

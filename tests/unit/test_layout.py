@@ -43,9 +43,9 @@ observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside order live_choice live_search
-data       sentence_rules beginnings items source model_inputs pictures selection tables unfinished
-           row_formats results reading ends arrays companions images text imagenet cola defaults opening
-           protected_files fingerprint
+data       sentence_rules beginnings items source model_inputs labels pictures selection tables unfinished
+           row_formats results reading ends arrays companions images text imagenet
+           cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing pending flights backlog requests service watching figures bodies
            description reference tensors replies gate asking routes inference pages application server serving

@@ -112,6 +112,7 @@ def test_without_bytes_any_pixel_values_will_do() -> None:
     ("value", "line"),
     [
         pytest.param("  ", "input: the sentence is empty", id="blank"),
+        pytest.param(("a cat", " "), "input: the second sentence of this pair is empty", id="half a pair"),
         pytest.param("a \ud800 cat", "input: the sentence is not valid Unicode", id="surrogate"),
         pytest.param(("a cat", "\udfff"), "input: the sentence is not valid Unicode", id="second surrogate"),
         pytest.param(3, "input: int; .* takes sentences", id="number"),
