@@ -2,7 +2,8 @@
 
 A *notice* reports what a program is doing. If it cannot be printed, it is dropped and the program goes on. A
 *result* is what the user asked for on standard output: either it is printed, or the program fails with one
-line. A reader that goes away, as ``head`` does once it has seen enough, is never a failure.
+line. A reader that goes away, as ``head`` does once it has seen enough, is never a failure; it ends a program
+whose results come one after the other, as Ctrl-C does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "end",
     "open_standard_streams",
     "pass_on",
+    "print_data",
     "print_notice",
     "print_result",
     "say",
@@ -85,6 +87,25 @@ def print_result(text: str, *, end: str = "\n") -> None:
         stop_printing()
         if not isinstance(error, BrokenPipeError):
             raise unprinted(error) from error
+
+
+def print_data(data: bytes) -> None:
+    """Print one of many results on standard output.
+
+    Raises:
+        KeyboardInterrupt: The reader has gone away, so nobody wants the others.
+        PipeEdgeError: It cannot be printed.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        stop_printing()
+        raise KeyboardInterrupt from None
+    except OSError as error:
+        stop_printing()
+        raise unprinted(error) from error
 
 
 def unprinted(error: OSError) -> PipeEdgeError:

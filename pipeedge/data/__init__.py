@@ -12,7 +12,7 @@ defaults         input that ships with the package, for runs that name none
 companions       tokenizers and image processors next to a model
 opening          InputRequest + model -> InputSource
 ends             where microbatches come from and results go: a file, or requests and answers
-results          result files and accuracy
+results          result files and accuracy; row_formats, row_documents and parquet make the rows
 protected_files  inputs that no output may replace
 """
 

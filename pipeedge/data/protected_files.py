@@ -11,7 +11,7 @@ from pipeedge.data.images import is_image
 from pipeedge.data.opening import expanded
 from pipeedge.models import Model
 from pipeedge.request.config import RunRequest
-from pipeedge.request.files import STANDARD_INPUT, InputRequest, OutputRequest
+from pipeedge.request.files import STANDARD_INPUT, STANDARD_OUTPUT, InputRequest, OutputRequest
 from pipeedge.request.scheduling import ScheduleRequest
 
 __all__ = ["COMPANIONS", "check_run_outputs", "input_paths", "model_paths"]
@@ -62,7 +62,7 @@ def _outputs(request: OutputRequest) -> Iterator[OutputFile]:
         ("--report", request.report),
         ("--trace", request.trace),
     ):
-        if path is not None:
+        if path is not None and not (option == "--output" and path == STANDARD_OUTPUT):
             yield OutputFile(option, path)
 
 

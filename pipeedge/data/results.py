@@ -12,18 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 import torch
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.files import check_writable, temporary_beside
+from pipeedge.base.streams import print_data
 from pipeedge.base.wording import printable
-from pipeedge.data.row_formats import FORMATS, TOKEN_FORMATS, ResultItems
+from pipeedge.data.parquet import ParquetRows, check_pyarrow
+from pipeedge.data.row_documents import ClassDocuments, Documents, TokenDocuments, VectorDocuments
+from pipeedge.data.row_formats import ArrayRows, CsvRows, JsonRows, RowFormat, TokenArrayRows
+from pipeedge.data.source import Microbatch
 from pipeedge.data.unfinished import Found, UnfinishedOutput
+from pipeedge.request.files import STANDARD_OUTPUT
 
-__all__ = ["Accuracy", "ResultItems", "ResultModel", "ResultWriter", "check_output_path"]
+__all__ = ["Accuracy", "ResultModel", "ResultWriter", "check_output_path"]
 
 
 class ResultModel(Protocol):
@@ -68,35 +73,70 @@ class Accuracy:
         return Accuracy(self.correct + correct, self.labelled + len(known))
 
 
+_KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "logits": ("classifies", (".csv", ".jsonl", ".npz", ".parquet")),
+        "tokens": ("classifies every token", (".jsonl", ".npz", ".parquet")),
+        "vector": ("gives vectors, not classes", (".jsonl", ".npz", ".parquet")),
+    }
+)
+"""What a model does, by its kind of output, and the suffixes of the files that have room for it."""
+_DOCUMENTS: Mapping[str, type[Documents]] = MappingProxyType(
+    {"logits": ClassDocuments, "tokens": TokenDocuments, "vector": VectorDocuments}
+)
+
+
+def _row_format(suffix: str, model: ResultModel) -> RowFormat:
+    """Return the format of a file with one of the suffixes for the ``model``."""
+    if suffix == ".csv":
+        return CsvRows(model.labels)
+    if suffix == ".npz":
+        return TokenArrayRows() if model.output_kind == "tokens" else ArrayRows()
+    documents = _DOCUMENTS[model.output_kind](model.labels)
+    return ParquetRows(documents) if suffix == ".parquet" else JsonRows(documents)
+
+
 def check_output_path(path: Path, model: ResultModel) -> None:
-    """Check before a run that a result file can be written at its end.
+    """Check before a run that its results can be written.
 
     Raises:
-        RequestError: The suffix is unknown or does not suit the model, or the directory is not writable.
+        RequestError: The suffix is unknown or does not suit the model, its package is not installed, or the
+            directory is not writable.
     """
+    if path == STANDARD_OUTPUT:
+        return
     suffix = path.suffix.lower()
-    if model.output_kind == "tokens" and suffix in FORMATS and suffix not in TOKEN_FORMATS:
+    known = _KINDS["logits"][1]
+    if suffix not in known:
         raise RequestError(
-            f"--output {path}: {model.name} classifies every token; such results are written to "
-            f"{' and '.join(TOKEN_FORMATS)} only"
+            f"--output {path}: unknown suffix {suffix!r}; use {', '.join(known)}, or - for standard output"
         )
-    if suffix not in FORMATS:
-        raise RequestError(f"--output {path}: unknown suffix {suffix!r}; use {', '.join(FORMATS)}")
-    if model.output_kind == "vector" and suffix != ".npz":
+    does, suited = _KINDS[model.output_kind]
+    if suffix not in suited:
         raise RequestError(
-            f"--output {path}: {model.name} gives vectors, not classes; vectors are written to .npz only"
+            f"--output {path}: {model.name} {does}; such results are written to {_listed(suited)} only"
         )
+    if suffix == ".parquet":
+        try:
+            check_pyarrow()
+        except RequestError as error:
+            raise RequestError(f"--output {path}: {error}") from error
     check_writable(path, "--output")
+
+
+def _listed(suffixes: Sequence[str]) -> str:
+    return f"{', '.join(suffixes[:-1])} and {suffixes[-1]}"
 
 
 class ResultWriter:
     """Writer of the results of a run; a context manager.
 
     Leaving the context normally completes the file. Leaving it by an exception keeps the rows in the
-    unfinished output. Without ``path`` only the order and the number of the results are checked.
+    unfinished output. Standard output has a line of JSON for each item as soon as it is known. Without
+    ``path`` only the order and the number of the results are checked.
 
     Args:
-        path: Path of the file, or None.
+        path: Path of the file, ``STANDARD_OUTPUT``, or None.
         model: Model whose results they are.
         expected_items: Number of items that there must be in the end, or None if that is not known.
         depends_on: Fingerprints of what the rows depend on, by what a message calls them.
@@ -114,12 +154,13 @@ class ResultWriter:
         depends_on: Mapping[str, str] | None = None,
         found: Found | None = None,
     ) -> None:
+        self._format: RowFormat | None = None
+        self._prints = path == STANDARD_OUTPUT
         if path is not None:
             check_output_path(path, model)
-            path = path.resolve()  # follow a link, so that the link itself is not replaced
-        self._path = path
-        formats = TOKEN_FORMATS if model.output_kind == "tokens" else FORMATS
-        self._format = None if path is None else formats[path.suffix.lower()](model.labels)
+            self._format = _row_format(".jsonl" if self._prints else path.suffix.lower(), model)
+        # Follow a link, so that the link itself is not replaced.
+        self._path = None if path is None or self._prints else path.resolve()
         self._expected_items = expected_items
         self._depends_on = dict(depends_on or {})
         self._found = found
@@ -169,7 +210,7 @@ class ResultWriter:
                     self._unfinished = UnfinishedOutput.begin(self._path, self._depends_on)
         return self
 
-    def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: ResultItems) -> None:
+    def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
         """Append the results of one microbatch; they must come in the order of their numbers, from 0.
 
         ``outputs`` is [items, classes] or, for a model without a head, [items, ...].
@@ -183,7 +224,9 @@ class ResultWriter:
                 f"microbatch {microbatch_number} has {len(microbatch.sources)} items, "
                 f"but {len(outputs)} results"
             )
-        if self._unfinished is not None and self._format is not None:
+        if self._prints and self._format is not None:
+            print_data(self._format.encode(outputs, microbatch, is_first=not self._items))
+        elif self._unfinished is not None and self._format is not None:
             with self._naming_the_file():
                 rows = self._format.describe(outputs, microbatch)
                 payload = self._format.encode(outputs, microbatch, is_first=self._unfinished.is_empty)

@@ -152,13 +152,14 @@ def _check_outputs(
     check_run_outputs(
         request, model, [*outputs, *metrics_files(request.metrics.directory, request.world.rank)]
     )
-    if output.results is not None:
-        check_output_path(output.results, model)
+    results = None if request.prints_results else output.results
+    if results is not None:
+        check_output_path(results, model)
     if output.report is not None:
         check_writable(output.report, "--report")
     if output.trace is not None:
         check_writable(output.trace, "--trace")
-    named = [str(path) for path in (output.results, output.report, output.trace) if path is not None]
+    named = [str(path) for path in (results, output.report, output.trace) if path is not None]
     if named:
         notes.add_own(ok("output", f"{' and '.join(named)} can be written"))
 

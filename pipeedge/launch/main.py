@@ -118,6 +118,7 @@ def _launch(argv: Sequence[str]) -> int:
         lines=pass_on,
         say=lambda line: say(program_name(PROGRAM), line),
         program=program_name(_SCRIPTS[request.module]),
+        result_rank=_result_rank(request),
     )
     environment |= _ASKING
     needed = _needed(request, commands)
@@ -182,6 +183,13 @@ def _needed(request: LaunchRequest, commands: Sequence[RankCommand]) -> frozense
     key = ("--key", str(STANDARD_INPUT)) if any(command.secret for command in commands) else ()
     asked = _parse(request, Environment.read(), *key)
     return frozenset({0, asked.schedule.data_rank}) if asked.transport.goes_on else None
+
+
+def _result_rank(request: LaunchRequest) -> int | None:
+    """Return the rank that prints the results of the run, or None if they go to a file."""
+    asked = _parse(request, Environment.read())
+    is_printed = request.module == RUNTIME_MODULE and asked.prints_results
+    return asked.schedule.data_rank if is_printed else None
 
 
 def _parse(request: LaunchRequest, environment: Environment, *more: str) -> RunRequest:

@@ -27,7 +27,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from pipeedge.base.errors import EXIT_PEER, RequestError
+from pipeedge.base.errors import EXIT_PEER, PipeEdgeError, RequestError
+from pipeedge.base.streams import print_data
 from pipeedge.launch.commands import RankCommand
 
 __all__ = ["INTERRUPTED", "ExitLimits", "Lines", "Output", "RankExit", "Supervisor", "status_of"]
@@ -178,6 +179,8 @@ class Output:
     program: str | None = None
     """Name of the program whose messages, which begin with it, are shown once if several ranks print the same
     one."""
+    result_rank: int | None = None
+    """Rank whose standard output is the results, which are printed without a prefix; None if no rank's is."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,7 @@ class Supervisor:
         self._events: queue.Queue[RankExit | _Event] = queue.Queue()
         self._write = threading.Lock()
         self._quiet = False
+        self._unprinted: PipeEdgeError | None = None
         self._alive: dict[int, _Process] = {}
 
     def run(self) -> int:
@@ -241,6 +245,7 @@ class Supervisor:
 
         Raises:
             RequestError: a command does not start.
+            PipeEdgeError: results cannot be printed.
         """
         try:
             try:
@@ -253,6 +258,8 @@ class Supervisor:
             except KeyboardInterrupt:
                 self._quiet = True
                 self._end(signal.SIGINT)
+                if self._unprinted is not None:
+                    raise self._unprinted from None
                 return INTERRUPTED
         finally:
             # No rank outlives this function, even after a second Ctrl-C or a command that did not start.
@@ -324,9 +331,14 @@ class Supervisor:
             if self._quiet or (is_error and self._was_reported(rank, text)):
                 return
             try:
-                self._output.lines(f"{self._output.mark(rank)}{text}", error=is_error)
-            except OSError:  # the reader of our output has gone, so stop as on Ctrl-C
+                if rank == self._output.result_rank and not is_error:
+                    print_data(text.encode())
+                else:
+                    self._output.lines(f"{self._output.mark(rank)}{text}", error=is_error)
+            except (OSError, KeyboardInterrupt, PipeEdgeError) as error:
+                # The reader of our output has gone, so stop as on Ctrl-C; or results have no room.
                 self._quiet = True
+                self._unprinted = error if isinstance(error, PipeEdgeError) else None
                 self._events.put(_Event.UNREAD)
 
     def _was_reported(self, rank: int, text: str) -> bool:

@@ -187,7 +187,7 @@ class Display:
             console=console,
             auto_refresh=False,
             transient=True,
-            redirect_stdout=True,
+            redirect_stdout=not console.stderr,
             redirect_stderr=sys.stderr.isatty(),
         ) as live:
             live.update(_table(self._now()), refresh=True)

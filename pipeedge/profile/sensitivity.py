@@ -23,7 +23,7 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
 from pipeedge.compress.link import LinkDecoder, LinkEncoder
-from pipeedge.data import InputSource, open_input
+from pipeedge.data import InputSource, Microbatch, open_input
 from pipeedge.data.protected_files import input_paths, model_paths
 from pipeedge.models import Model, find_model
 from pipeedge.plan import spec_writing
@@ -175,7 +175,7 @@ class Sensitivity:
         done = 0
         for batch in source.microbatches(ITEMS_AT_ONCE):
             with torch.inference_mode():
-                self._compute(self._placed(batch.payload), batch.tokens)
+                self._compute(batch)
             done += len(batch.numbers)
             yield done / len(source)
 
@@ -186,20 +186,21 @@ class Sensitivity:
         """Return the answers to a payload at a cut."""
         return functools.reduce(lambda state, shard: shard(state), self._shards[cut:], payload)
 
-    def _compute(self, payload: Payload, tokens: Sequence[int] | None) -> None:
+    def _compute(self, batch: Microbatch) -> None:
         """Count the items of one microbatch that keep their class."""
-        exact = _outputs(self._from(0, payload), tokens)
+        payload = self._placed(batch.payload)
+        exact = _outputs(self._from(0, payload), batch)
         self._items += len(exact.numbers)
         for cut in range(1, len(self._shards)):
             payload = self._shards[cut - 1](payload)
             for bits in self._widths:
                 sent = self._encoders[cut, bits].encode(tuple(tensor.cpu() for tensor in payload), bits)
                 found = self._from(cut, self._placed(LinkDecoder().decode(sent)))
-                compared = agreement(_outputs(found, tokens), exact, classes=self._classes)
+                compared = agreement(_outputs(found, batch), exact, classes=self._classes)
                 self._same[cut, bits] += compared.same
 
 
-def _outputs(payload: Payload, tokens: Sequence[int] | None) -> Outputs:
+def _outputs(payload: Payload, batch: Microbatch) -> Outputs:
     """Return the answers to one microbatch, the last payload."""
-    outputs = without_padding(payload[0].cpu(), tokens)
+    outputs = without_padding(payload[0].cpu(), batch)
     return Outputs(tuple(range(len(outputs))), outputs)

@@ -10,7 +10,7 @@ machine that cannot hold the whole model can do it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import count, figure
 from pipeedge.compress.link import LinkDecoder, LinkEncoder
-from pipeedge.data import InputSource
+from pipeedge.data import InputSource, Microbatch
 from pipeedge.models import Model
 from pipeedge.models.dtypes import dtype_name, find_dtype
 from pipeedge.request.scheduling import CompressionRequest
@@ -179,11 +179,11 @@ def outputs_of_schedule(
         PipeEdgeError: The input cannot be read, or the weights are missing or of another type.
     """
     numbers: list[int] = []
-    tokens: list[Sequence[int] | None] = []
+    batches: list[Microbatch] = []
     payloads: list[Payload] = []
     for batch in source.microbatches(microbatch_size):
         numbers += batch.numbers
-        tokens.append(batch.tokens)
+        batches.append(replace(batch, payload=()))
         payloads.append(batch.payload)
     for stage in schedule.stages:
         for start in range(stage.layers.start, stage.layers.stop, _LAYERS_AT_ONCE):
@@ -197,7 +197,7 @@ def outputs_of_schedule(
             progress(layers.stop / model.n_layers)
         if stage.quant_bits:
             payloads = _through_link(payloads, stage.quant_bits, compression or CompressionRequest())
-    outputs = [without_padding(found, each) for (found,), each in zip(payloads, tokens, strict=True)]
+    outputs = [without_padding(found, batch) for (found,), batch in zip(payloads, batches, strict=True)]
     return Outputs(tuple(numbers), joined(outputs))
 
 
@@ -210,17 +210,16 @@ def _through_link(payloads: Sequence[Payload], bits: int, compression: Compressi
     return [decoder.decode(encoder.encode(payload, bits)) for payload in payloads]
 
 
-def without_padding(outputs: torch.Tensor, tokens: Sequence[int] | None) -> torch.Tensor:
+def without_padding(outputs: torch.Tensor, batch: Microbatch) -> torch.Tensor:
     """Return outputs [items, tokens, ...] with zeros for padding; those of whole items as they are.
 
     Args:
         outputs: Outputs of a microbatch.
-        tokens: Number of tokens of each item without padding, or None for images.
+        batch: The microbatch.
     """
-    if tokens is None or outputs.dim() < 3:
+    if batch.tokens is None or outputs.dim() < 3:
         return outputs
-    places = torch.arange(outputs.shape[1])
-    padding = places >= torch.tensor(list(tokens))[:, None]
+    padding = ~batch.token_mask(outputs.shape[1])
     return outputs.masked_fill(padding[:, :, None], 0.0)
 
 

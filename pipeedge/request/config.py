@@ -23,7 +23,13 @@ from pipeedge.request.declared import (
     check_options,
     option,
 )
-from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
+from pipeedge.request.files import (
+    STANDARD_INPUT,
+    STANDARD_OUTPUT,
+    InputRequest,
+    MetricsRequest,
+    OutputRequest,
+)
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import AUTO, LinkRequest, ScheduleRequest
@@ -213,6 +219,18 @@ class RunRequest:
     """Command line of the request, program first; not compared, as a request can be worded differently."""
     given: GivenOptions = field(default_factory=GivenOptions, compare=False)
     """Options that one rank obeys; ranks compare them so that none is lost on a rank that ignores it."""
+
+    @property
+    def results(self) -> Path | None:
+        """Where results go: ``--output``, else standard output if the items come from standard input."""
+        if self.output.results is None and self.input.paths == (STANDARD_INPUT,):
+            return STANDARD_OUTPUT
+        return self.output.results
+
+    @property
+    def prints_results(self) -> bool:
+        """Whether results go to standard output, which then has nothing else."""
+        return self.results == STANDARD_OUTPUT
 
     def agreed(self, model: str | None) -> dict[str, str | int | None]:
         """Return the values that all ranks must have in common, by what a message calls them.

@@ -171,8 +171,10 @@ class OutputRequest:
         None,
         "--output",
         type=path,
-        help="predictions, one row per item: .csv, .jsonl or .npz",
+        help="predictions, one row per item: .csv, .jsonl, .npz or .parquet; or - for lines of JSON on "
+        "standard output (-, if --input is standard input)",
     )
+    """Path of the results, or ``STANDARD_OUTPUT``; see ``RunRequest.results``."""
     resume: bool = option(
         False,
         "--resume",

@@ -62,20 +62,21 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
     if output.check_items:
         with _naming("--check computes in float32"):
             model.check_weights(request.model.weights)
-    if output.results is not None:
-        check_output_path(output.results, model)
+    results = request.results
+    if results is not None:
+        check_output_path(results, model)
     source = open_run_input(request, model)
     held_out = open_held_out(request, model, source) if request.schedule.held_out else None
     compared = None
     if output.check_items:
         source.check_distinct(output.check_items, "--check")
         compared = source.first(output.check_items)
-    if output.results is None:
-        writer = ResultWriter(None, model, None)
+    if results is None or request.prints_results:
+        writer = ResultWriter(results, model, None)
         return DataEnds(DataSetSource(source), writer, compared, replaced, held_out=held_out)
-    found, note = find_rows(output.results, resume=output.resume)
+    found, note = find_rows(results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
-    writer = ResultWriter(output.results, model, None, depends_on, found)
+    writer = ResultWriter(results, model, None, depends_on, found)
     if found is not None:
         source = source.rest(found.position)
     notes = () if note is None else (note,)

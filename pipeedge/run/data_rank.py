@@ -172,7 +172,7 @@ class Collector:
                 collected.not_finite += _count_not_finite(outputs)
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
-                    kept = without_padding(outputs, batch.tokens).clone()
+                    kept = without_padding(outputs, batch).clone()
                     collected.kept.append((batch.numbers, kept))
                 self._under_way.wrote(packet.number)  # last, as another collector may go on from here
             packet.lease.release()

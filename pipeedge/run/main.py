@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -71,7 +71,8 @@ def _run() -> None:
         show_schedule(command.request, lambda line: print_result(printable(line)))
     else:
         with _served(command.request, warn) as open_ends:
-            run(command.request, _open_console, warn, open_ends, begins)
+            open_console = partial(_open_console, beside_results=command.request.prints_results)
+            run(command.request, open_console, warn, open_ends, begins)
 
 
 @contextmanager
@@ -113,10 +114,11 @@ def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEn
 
 
 @cache
-def _open_console() -> Console:
-    from pipeedge.base.console import StandardOutput
+def _open_console(*, beside_results: bool) -> Console:
+    """Return where tables go: not to standard output if the results go there."""
+    from pipeedge.base.console import StandardError, StandardOutput
 
-    return StandardOutput()
+    return StandardError() if beside_results else StandardOutput()
 
 
 def limit_threads() -> None:

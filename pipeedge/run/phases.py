@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -297,7 +298,9 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> 
         with context.display_feed.to(data.ends.watcher):
             yield
         return
-    if data is None or plan.items is None or context.request.output.quiet:
+    request = context.request
+    lines_show_it = request.prints_results and sys.stdout.isatty()
+    if data is None or plan.items is None or request.output.quiet or lines_show_it:
         yield
         return
     from pipeedge.observe.live import Display, Progress

@@ -122,7 +122,7 @@ def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: Run
         print_report(
             report,
             context.open_console(),
-            results=output.results,
+            results=None if context.request.prints_results else output.results,
             saved=output.report,
             trace=output.trace,
             replaced=data.ends.replaced,

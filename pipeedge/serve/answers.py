@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeedge.base.errors import RequestError
-from pipeedge.data.row_formats import class_name
+from pipeedge.data.row_documents import class_name
 
 __all__ = ["ModelAnswer", "ScoredClass"]
 
@@ -69,7 +69,7 @@ class ModelAnswer:
         return [ScoredClass(number, class_name(self.class_names, number), score) for number, score in pairs]
 
     def _scores(self) -> npt.NDArray[np.float64]:
-        """Return what ``row_formats.class_scores`` does, by NumPy, which is faster for one item."""
+        """Return what ``row_documents.class_scores`` does, by NumPy, which is faster for one item."""
         logits = self.outputs.astype(np.float64)
         if len(logits) == 1:
             return logits

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import socket
 import threading
 from collections.abc import Callable
@@ -150,6 +151,38 @@ def test_every_token_is_classified_as_without_padding(call: Callable[..., Call],
     with np.load("o.npz") as arrays:
         assert arrays["tokens"].tolist() == [len(each) for each in ids]
         np.testing.assert_allclose(arrays["outputs"], torch.cat(expected), atol=1e-5, rtol=0)
+
+    # The same as arrays with padding, in another order of their lengths.
+    lengths = [len(each) for each in ids]
+    padded, mask = np.zeros((2, len(ids), 14), np.int64)
+    for row, each in enumerate(ids):
+        padded[row, : len(each)], mask[row, : len(each)] = each, 1
+    np.savez("in.npz", input_ids=padded, attention_mask=mask)
+    done = call("-m", "tagger", "--input", "in.npz", "-u", 3, "--check", 4, "--output", "o.jsonl")
+    assert done.status == 0, done.err
+    rows = [json.loads(line)["tokens"] for line in Path("o.jsonl").read_text().splitlines()]
+    assert [len(row) for row in rows] == lengths
+    assert [token["class"] for row in rows for token in row] == torch.cat(expected).argmax(dim=1).tolist()
+
+
+def test_rows_keep_their_numbers_and_labels_have_names(call: Callable[..., Call], inputs: Inputs) -> None:
+    model = Path("model")
+    shutil.copytree(inputs.models["bert"], model)
+    config = json.loads((model / "config.json").read_text())
+    config["id2label"] = {"0": "low", "1": "middle", "2": "high"}
+    (model / "config.json").write_text(json.dumps(config))
+    Path("in.csv").write_text("text,label\nthe cat,low\n,high\na mat,\nday,2\nsat,7\n")
+    refused = call("-m", model, "--input", "in.csv", "--output", "o.npz")
+    assert refused.status == 2
+    assert "in.csv:3: the sentence is empty; --skip-bad-input leaves such rows out" in refused.line
+    options = ("-m", model, "--input", "in.csv", "--skip-bad-input", "-u", 2)
+    done = call(*options, "--output", "o.npz")
+    assert (done.status, done.err) == (0, "")
+    assert "skipped     2 inputs that cannot be used:" in done.out
+    with np.load("o.npz") as arrays:
+        assert arrays["items"].tolist() == [0, 2, 3]
+        assert arrays["labels"].tolist() == [0, -1, 2]
+        assert arrays["outputs"].shape == (3, 3)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])

@@ -21,7 +21,7 @@ from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
 
-SUFFIXES = (".csv", ".jsonl", ".npz")
+SUFFIXES = (".csv", ".jsonl", ".npz", ".parquet")
 SCRIPT = ("-m", "vit-digits", "-u", 4)
 
 

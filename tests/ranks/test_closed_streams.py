@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from places import ROOT, RUNTIME
 from ports import free_port
 from processes import environment
 from saved_reports import simulated_body
+
+from pipeedge.base.guard import INTERRUPTED
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
@@ -49,6 +52,48 @@ def test_run_survives_a_reader_that_goes_away(tmp_path: Path, quick_python: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
+
+
+def printed_rows(script: str, folder: Path, python: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` with a run of one rank as its arguments."""
+    run = [python, RUNTIME, "0", "1", "-m", "vit-digits", "--port", str(free_port()), *options]
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *run],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_answers_of_standard_input_are_all_that_is_printed(tmp_path: Path, quick_python: Path) -> None:
+    """An image comes in through a pipe, and its classes go out through another."""
+    Image.new("L", (8, 8), 99).save(tmp_path / "a.png")
+    # The quick Python would read the standard input of its server.
+    done = printed_rows('"$@" --input - < a.png', tmp_path, Path(sys.executable))
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert (row["item"], row["source"], len(row["top"])) == (0, "standard input", 5)
+    assert "throughput" in done.stderr
+    quiet = printed_rows('"$@" --quiet --output - -b 20', tmp_path, quick_python)
+    assert [json.loads(line)["item"] for line in quiet.stdout.splitlines()] == list(range(20))
+    assert quiet.stderr == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_run_that_prints_its_rows_ends_with_their_reader(tmp_path: Path, quick_python: Path) -> None:
+    script = '"$@" | head -n 1; exit "${PIPESTATUS[0]}"'
+    done = printed_rows(script, tmp_path, quick_python, "--output", "-", "-b", "100000", "--quiet")
+    assert (done.returncode, done.stderr) == (INTERRUPTED, "")
+    assert json.loads(done.stdout)["item"] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
+def test_rows_that_cannot_be_printed_fail_the_run(tmp_path: Path, quick_python: Path) -> None:
+    done = printed_rows('"$@" --output - -b 9 >/dev/full', tmp_path, quick_python)
+    line = "runtime.py: standard output cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, line)
 
 
 def test_report_survives_a_reader_that_goes_away(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import shlex
@@ -13,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,8 @@ from places import ROOT
 from ports import free_port
 from waiting import until
 
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.guard import INTERRUPTED
 from pipeedge.launch.commands import (
     Host,
     RankCommand,
@@ -163,8 +166,14 @@ class RecordedOutput:
     def __call__(self, text: str, *, error: bool) -> None:
         self.lines.append((text, error))
 
-    def supervise(self, *commands: RankCommand, program: str | None = None, **limits: float) -> int:
-        output = Output(self, self.said.append, program=program)
+    def supervise(
+        self,
+        *commands: RankCommand,
+        program: str | None = None,
+        result_rank: int | None = None,
+        **limits: float,
+    ) -> int:
+        output = Output(self, self.said.append, program=program, result_rank=result_rank)
         return Supervisor(commands, dict(os.environ), output, ExitLimits(**limits)).run()
 
     def supervise_going_on(self, commands: Sequence[RankCommand], **limits: float) -> int:
@@ -248,6 +257,34 @@ def test_output_is_forwarded_by_rank_and_stream() -> None:
         )
     )
     assert output.said == []
+
+
+def test_results_that_a_rank_prints_have_no_prefix(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output = RecordedOutput()
+    program = "import sys; print('{{}}', {0}); print('err', {0}, file=sys.stderr)"
+    assert output.supervise(*(python(rank, program.format(rank)) for rank in range(2)), result_rank=1) == 0
+    assert capfdbinary.readouterr().out == b"{} 1\n"
+    assert sorted(output.lines) == [("[0] err 0\n", True), ("[0] {} 0\n", False), ("[1] err 1\n", True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), nullcontext(INTERRUPTED)),
+        (OSError(28, "No space"), pytest.raises(PipeEdgeError, match="cannot be written: no space")),
+    ],
+)
+def test_results_that_cannot_be_printed_stop_the_ranks(
+    error: OSError, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise error
+
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(Lost()))
+    ranks = [python(0, "import time; print('row', flush=True); time.sleep(60)")]
+    with ends as status:
+        assert RecordedOutput().supervise(*ranks, result_rank=0, grace_s=5) == status
 
 
 def test_a_message_that_several_ranks_print_is_shown_once() -> None:

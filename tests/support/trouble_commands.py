@@ -95,7 +95,7 @@ RUNTIME = {
         "0 1 -m vit-digits -H mb-0 -sm models.yml -sdt device_types.yml -sd devices.yml --dry-run"
     ),
     "--output a.txt: unknown suffix '.txt'; use .csv, …": "0 1 -m vit-digits --output a.txt",
-    "… gives vectors, not classes; vectors are written to .npz only": (
+    "… gives vectors, not classes; such results are written to .jsonl, .npz and .parquet only": (
         "0 1 -m bert-base-uncased --output a.csv"
     ),
     "--output out/a.csv: the directory out does not exist; create it first": (

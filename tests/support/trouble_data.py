@@ -21,7 +21,7 @@ from pipeedge.data import arrays, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input, readable_rows
-from pipeedge.data.results import ResultWriter
+from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.data.text import open_tokenizer
 from pipeedge.data.unfinished import Rows, UnfinishedOutput, find_unfinished
 from pipeedge.launch.main import parse_launch, plan_launch
@@ -222,6 +222,12 @@ def two_runs_write_the_same_output(patch: Patch) -> str:
 def a_file_has_the_name_of_an_unfinished_output(patch: Patch) -> str:
     Path("mine.csv.part").write_text("mine")
     return start("0 1 -m vit-digits --output mine.csv")
+
+
+@says("--output o.parquet: a .parquet needs the package pyarrow: pip install 'pipeedge[parquet]'")
+def pyarrow_is_not_installed(patch: Patch) -> str:
+    patch.setitem(sys.modules, "pyarrow.parquet", None)
+    return refused(lambda: check_output_path(Path("o.parquet"), DIGITS))
 
 
 @says("standard output cannot be written: no space left on device", "… it is closed")

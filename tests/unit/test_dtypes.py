@@ -21,7 +21,7 @@ from pipeedge import _native as native
 from pipeedge.base.errors import RequestError, ScheduleError, SpecError, WeightsError
 from pipeedge.base.fields import decode, encode
 from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
-from pipeedge.data import open_input
+from pipeedge.data import Microbatch, open_input
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.models.int8 import Int8Linear, quantize_rows
@@ -456,14 +456,17 @@ def test_numbers_of_a_regression_agree_if_they_are_near() -> None:
 def test_items_agree_if_all_their_tokens_do_and_padding_does_not_count() -> None:
     """The second microbatch has one token more, and so has the padding of the first in the comparison."""
     exact = [torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[5.0, 0.0], [0.0, 9.0]]]), torch.zeros(1, 3, 2)]
-    lengths = [(2, 1), (3,)]
+    batches = [
+        Microbatch((), (None, None), ("a", "b"), (0, 1), (2, 1)),
+        Microbatch((), (None,), ("c",), (2,), (3,)),
+    ]
     found = [part.clone() for part in exact]
     found[0][1, 1] = torch.tensor([9.0, 0.0])  # padding
     found[1][0, 2, 1] = 0.5
 
     def whole(parts: list[torch.Tensor]) -> Outputs:
         return Outputs(
-            (0, 1, 2), joined([without_padding(*each) for each in zip(parts, lengths, strict=True)])
+            (0, 1, 2), joined([without_padding(*each) for each in zip(parts, batches, strict=True)])
         )
 
     result = agreement(whole(found), whole(exact), classes=True)

@@ -44,7 +44,7 @@ plan       sched_pipeline problem specs spec_files spec_writing schedule_files l
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside order live_choice live_search
 data       sentence_rules beginnings items source model_inputs labels pictures selection tables unfinished
-           row_formats results reading ends arrays companions images text imagenet
+           row_documents row_formats parquet results reading ends arrays companions images text imagenet
            cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing pending flights backlog requests service watching figures bodies

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeedge.data.results
 from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.data import parquet
+from pipeedge.data.parquet import ParquetRows
 from pipeedge.data.results import Accuracy, ResultWriter
+from pipeedge.data.row_formats import ArrayRows, RowFormat
+from pipeedge.data.source import Microbatch
+from pipeedge.data.unfinished import UnfinishedOutput
+from pipeedge.report.agreement import without_padding
+from pipeedge.request.files import STANDARD_OUTPUT
 
 
 @dataclass(frozen=True)
@@ -27,17 +36,20 @@ class Model:
     name: str = "a-model"
 
 
-@dataclass(frozen=True)
-class Items:
-    numbers: Sequence[int]
-    labels: Sequence[int | None]
-    sources: Sequence[str]
-    texts: Sequence[str] | None = None
-    tokens: Sequence[int] | None = None
+SUFFIXES = (".csv", ".jsonl", ".npz", ".parquet")
 
-    @classmethod
-    def of(cls, *numbers: int, labels: Sequence[int | None] | None = None) -> Items:
-        return cls(numbers, labels or [None] * len(numbers), [f"dir/{number}, “ä”.png" for number in numbers])
+
+def pictures(*numbers: int, labels: Sequence[int | None] | None = None) -> Microbatch:
+    """Return a microbatch of pictures with these numbers."""
+    sources = tuple(f"dir/{number}, “ä”.png" for number in numbers)
+    return Microbatch((), tuple(labels or [None] * len(numbers)), sources, numbers)
+
+
+def sentences(numbers: Sequence[int], *texts: str, tokens: Sequence[int] | None = None) -> Microbatch:
+    """Return a microbatch of sentences with these numbers."""
+    sources = tuple(f"a:{number + 1}" for number in numbers)
+    lengths = None if tokens is None else tuple(tokens)
+    return Microbatch((), (None,) * len(texts), sources, tuple(numbers), lengths, texts=texts)
 
 
 NAMED = Model(("zero", "one, or so", "two", "three", "four", "five"))
@@ -47,7 +59,7 @@ OUTPUTS = torch.tensor(
 
 
 def written(
-    path: Path, model: Model, *parts: tuple[torch.Tensor, Items], expected: int | None = None
+    path: Path, model: Model, *parts: tuple[torch.Tensor, Microbatch], expected: int | None = None
 ) -> Path:
     with ResultWriter(path, model, expected) as writer:
         for number, (outputs, items) in enumerate(parts):
@@ -55,8 +67,8 @@ def written(
     return path
 
 
-def two_parts() -> tuple[tuple[torch.Tensor, Items], ...]:
-    return (OUTPUTS[:2], Items.of(0, 1, labels=(1, None))), (OUTPUTS[2:], Items.of(2, labels=(4,)))
+def two_parts() -> tuple[tuple[torch.Tensor, Microbatch], ...]:
+    return (OUTPUTS[:2], pictures(0, 1, labels=(1, None))), (OUTPUTS[2:], pictures(2, labels=(4,)))
 
 
 def softmax(row: Sequence[float]) -> list[float]:
@@ -67,11 +79,11 @@ def softmax(row: Sequence[float]) -> list[float]:
 TAGGER = Model(("O", "B-PER"), output_kind="tokens")
 
 
-def tagged() -> tuple[tuple[torch.Tensor, Items], ...]:
+def tagged() -> tuple[tuple[torch.Tensor, Microbatch], ...]:
     """Return sentences of 1, 3 and 2 tokens, whose microbatches are padded to 3 and 2."""
     values = torch.arange(18.0).view(3, 3, 2) * torch.tensor([1.0, -1.0])
-    first = Items((0, 2), (None, None), ("a:1", "a:3"), ("x", "x y z"), (1, 3))
-    return (values[:2], first), (values[2:, :2], Items((3,), (None,), ("a:4",), ("x y",), (2,)))
+    first = sentences((0, 2), "x", "x y z", tokens=(1, 3))
+    return (values[:2], first), (values[2:, :2], sentences((3,), "x y", tokens=(2,)))
 
 
 class TestTokens:
@@ -105,8 +117,23 @@ class TestTokens:
                 arrays["outputs"], np.concatenate([first[0, :1], first[1], second[0]])
             )
 
+    def test_padding_that_came_with_the_input_is_left_out(self, tmp_path: Path) -> None:
+        """The first item is padded at its end, the second at its beginning, the third not at all."""
+        masks = (torch.tensor([1, 1, 0]).bool(), torch.tensor([0, 1, 1]).bool(), None)
+        batch = replace(pictures(0, 1, 2), tokens=(3, 3, 3), masks=masks)
+        values = torch.arange(24.0).view(3, 4, 2)
+        expected = torch.cat([values[0, :2], values[1, 1:3], values[2, :3]])
+        with np.load(written(tmp_path / "o.npz", TAGGER, (values, batch))) as arrays:
+            assert arrays["tokens"].tolist() == [2, 2, 3]
+            np.testing.assert_array_equal(arrays["outputs"], expected)
+        lines = written(tmp_path / "o.jsonl", TAGGER, (values, batch)).read_text().splitlines()
+        assert [len(json.loads(line)["tokens"]) for line in lines] == [2, 2, 3]
+        assert without_padding(values, batch)[1].tolist() == [[0, 0], [10, 11], [12, 13], [0, 0]]
+
     def test_a_table_has_no_room_for_tokens(self, tmp_path: Path) -> None:
-        with pytest.raises(RequestError, match=r"classifies every token; .*\.jsonl and \.npz only"):
+        with pytest.raises(
+            RequestError, match=r"classifies every token; .*\.jsonl, \.npz and \.parquet only"
+        ):
             ResultWriter(tmp_path / "out.csv", TAGGER, None)
 
 
@@ -128,7 +155,7 @@ class TestFiles:
             assert scores == pytest.approx([softmax(outputs)[number] for number in best], rel=1e-5)
 
     def test_rows_of_text_carry_the_sentence(self, tmp_path: Path) -> None:
-        items = Items((0, 1), (None, 1), ("s.txt:1", "s.txt:2"), ('a "quoted", one', "zwei\u2028drei"))
+        items = sentences((0, 1), 'a "quoted", one', "zwei\u2028drei")
         table = written(tmp_path / "out.csv", NAMED, (OUTPUTS[:2], items))
         with table.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream))
@@ -138,7 +165,7 @@ class TestFiles:
         assert tuple(json.loads(line)["text"] for line in lines.strip().split("\n")) == items.texts
 
     def test_csv_of_a_model_with_few_and_nameless_classes(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "out.csv", Model(), (torch.zeros(1, 2), Items.of(0)))
+        path = written(tmp_path / "out.csv", Model(), (torch.zeros(1, 2), pictures(0)))
         header, row = csv.reader(path.open(encoding="utf-8"))
         assert header == [
             "item",
@@ -165,18 +192,18 @@ class TestFiles:
 
     def test_single_output_is_a_score_by_itself(self, tmp_path: Path) -> None:
         outputs = torch.tensor([[-3.5], [7.25]])
-        path = written(tmp_path / "a.jsonl", Model(("relevant",)), (outputs, Items.of(0, 1)))
+        path = written(tmp_path / "a.jsonl", Model(("relevant",)), (outputs, pictures(0, 1)))
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert [row["top"] for row in rows] == [
             [{"class": 0, "name": "relevant", "score": value}] for value in (-3.5, 7.25)
         ]
-        path = written(tmp_path / "a.csv", Model(), (outputs, Items.of(0, 1)))
+        path = written(tmp_path / "a.csv", Model(), (outputs, pictures(0, 1)))
         with path.open(newline="") as file:
             assert [row["score_1"] for row in csv.DictReader(file)] == ["-3.5", "7.25"]
         assert Accuracy().with_outputs(outputs, [0, 1]) == Accuracy()
 
     def test_jsonl_is_valid_json_for_nan_outputs(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), Items.of(0)))
+        path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), pictures(0)))
 
         def refuse(text: str) -> None:
             raise AssertionError(text)
@@ -188,7 +215,8 @@ class TestFiles:
     def test_npz(self, tmp_path: Path) -> None:
         path = written(tmp_path / "out.npz", NAMED, *two_parts(), expected=3)
         with np.load(path, allow_pickle=False) as arrays:
-            assert sorted(arrays.files) == ["labels", "outputs"]
+            assert sorted(arrays.files) == ["items", "labels", "outputs"]
+            assert arrays["items"].tolist() == [0, 1, 2]
             assert arrays["outputs"].dtype == np.float32
             np.testing.assert_array_equal(arrays["outputs"], OUTPUTS.numpy())
             assert arrays["labels"].tolist() == [1, -1, 4]
@@ -196,14 +224,70 @@ class TestFiles:
     def test_npz_of_vectors_without_labels(self, tmp_path: Path) -> None:
         outputs = torch.randn(4, 3, 2, dtype=torch.bfloat16)
         path = written(
-            tmp_path / "out.npz", Model(output_kind="vector"), (outputs, Items.of(0, 1, 2, 3)), expected=4
+            tmp_path / "out.npz", Model(output_kind="vector"), (outputs, pictures(0, 1, 2, 3)), expected=4
         )
         with np.load(path) as arrays:
-            assert arrays.files == ["outputs"]
+            assert arrays.files == ["outputs", "items"]
             np.testing.assert_array_equal(arrays["outputs"], outputs.float().numpy())
 
+    def test_vectors_are_the_same_in_every_format(self, tmp_path: Path) -> None:
+        outputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(2)) * 1e-3
+        batch = sentences((0, 2, 3), "a", "zwei", "c")
+        model = Model(output_kind="vector")
+        lines = written(tmp_path / "o.jsonl", model, (outputs, batch)).read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        table = pyarrow.parquet.read_table(written(tmp_path / "o.parquet", model, (outputs, batch)))
+        found = table.to_pylist()
+        assert [(row["item"], row["source"], row["text"]) for row in found] == [
+            (row["item"], row["source"], row["text"]) for row in rows
+        ]
+        assert table.schema.field("vector").type == pyarrow.list_(pyarrow.float32())
+        for read in (rows, found):
+            assert np.float32([row["vector"] for row in read]).tolist() == outputs.tolist()
+        assert len(json.dumps(rows[0]["vector"][0])) < 16  # the shortest number that is this float32
+
+    def test_a_vector_of_nan_is_null_in_json(self, tmp_path: Path) -> None:
+        outputs = torch.tensor([[[math.nan, 1.5], [-math.inf, 0.1]]])
+        path = written(tmp_path / "o.jsonl", Model(output_kind="vector"), (outputs, pictures(0)))
+        assert json.loads(path.read_text())["vector"] == [[None, 1.5], [None, 0.1]]
+        path = written(tmp_path / "o.parquet", Model(output_kind="vector"), (outputs, pictures(0)))
+        (row,) = pyarrow.parquet.read_table(path).to_pylist()
+        assert row["vector"][1] == [-math.inf, pytest.approx(0.1)]
+
+    @pytest.mark.parametrize(("model", "parts"), [(NAMED, two_parts()), (TAGGER, tagged())])
+    def test_parquet_has_what_lines_of_json_have(
+        self, tmp_path: Path, model: Model, parts: Sequence[tuple[torch.Tensor, Microbatch]]
+    ) -> None:
+        lines = written(tmp_path / "o.jsonl", model, *parts).read_text(encoding="utf-8").splitlines()
+        rows = pyarrow.parquet.read_table(written(tmp_path / "o.parquet", model, *parts)).to_pylist()
+        known = [{key: value for key, value in row.items() if value is not None} for row in rows]
+        assert known == [json.loads(line) for line in lines]
+
+    def test_row_groups_of_parquet_are_limited(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parquet, "_GROUP_ROWS", 4)
+        parts = [(OUTPUTS[:2], pictures(number, number + 1)) for number in range(0, 10, 2)]
+        file = pyarrow.parquet.ParquetFile(written(tmp_path / "o.parquet", NAMED, *parts))
+        assert [file.metadata.row_group(each).num_rows for each in range(file.num_row_groups)] == [4, 4, 2]
+        assert file.read(["item"])["item"].to_pylist() == list(range(10))
+
+    def test_names_that_are_no_text(self, tmp_path: Path) -> None:
+        batch = replace(pictures(0), sources=("dir/\udcff.png",))
+        for suffix in SUFFIXES:
+            written(tmp_path / f"o{suffix}", NAMED, (OUTPUTS[:1], batch))
+        assert json.loads((tmp_path / "o.jsonl").read_text())["source"] == "dir/\udcff.png"
+        assert r"dir/\udcff.png" in (tmp_path / "o.csv").read_text()
+
+    def test_standard_output_has_each_row_at_once(self, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+        with ResultWriter(STANDARD_OUTPUT, NAMED, 3) as writer:
+            for number, (outputs, items) in enumerate(two_parts()):
+                writer.write(number, outputs, items)
+                out = capsysbinary.readouterr().out
+                assert [json.loads(line)["item"] for line in out.splitlines()] == list(items.numbers)
+            assert writer.unfinished is None
+        assert capsysbinary.readouterr().out == b""
+
     def test_places_in_the_input_where_items_were_skipped(self, tmp_path: Path) -> None:
-        part = (OUTPUTS, Items.of(0, 2, 5))
+        part = (OUTPUTS, pictures(0, 2, 5))
         with np.load(written(tmp_path / "out.npz", NAMED, part)) as arrays:
             assert arrays["items"].tolist() == [0, 2, 5]
         rows = written(tmp_path / "out.jsonl", NAMED, part).read_text().splitlines()
@@ -218,28 +302,28 @@ class TestFiles:
         outputs = torch.randn(sum(sizes), 7, generator=torch.Generator().manual_seed(len(sizes)))
         numbers = list(range(sum(sizes)))
         parts = [
-            (chunk, Items.of(*which))
+            (chunk, pictures(*which))
             for chunk, which in zip(
                 outputs.split(sizes),
                 (part.tolist() for part in torch.tensor(numbers).split(sizes)),
                 strict=True,
             )
         ]
-        for suffix in (".csv", ".jsonl", ".npz"):
-            one = written(folder / f"one{suffix}", Model(), (outputs, Items.of(*numbers)))
+        for suffix in SUFFIXES:
+            one = written(folder / f"one{suffix}", Model(), (outputs, pictures(*numbers)))
             many = written(folder / f"many{suffix}", Model(), *parts)
             assert one.read_bytes() == many.read_bytes()
 
 
 class TestFailure:
-    @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
+    @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_failed_run_keeps_the_existing_file(self, tmp_path: Path, suffix: str) -> None:
         path = tmp_path / f"out{suffix}"
         path.write_text("before")
 
         def fail() -> None:
             with ResultWriter(path, NAMED, None) as writer:
-                writer.write(0, OUTPUTS, Items.of(0, 1, 2))
+                writer.write(0, OUTPUTS, pictures(0, 1, 2))
                 assert len(list(tmp_path.iterdir())) == 2
                 raise KeyboardInterrupt
 
@@ -252,7 +336,7 @@ class TestFailure:
         path = tmp_path / "out.csv"
         with ResultWriter(path, NAMED, 3) as writer:
             assert not path.exists()
-            writer.write(0, OUTPUTS, Items.of(0, 1, 2))
+            writer.write(0, OUTPUTS, pictures(0, 1, 2))
             assert not path.exists()
         assert list(tmp_path.iterdir()) == [path]
 
@@ -260,38 +344,52 @@ class TestFailure:
     def test_microbatches_out_of_order(self, tmp_path: Path, path: str | None) -> None:
         target = None if path is None else tmp_path / path
         with ResultWriter(target, NAMED, 3) as writer:
-            writer.write(0, OUTPUTS[:1], Items.of(0))
+            writer.write(0, OUTPUTS[:1], pictures(0))
             with pytest.raises(PipeEdgeError, match="results of microbatch 2, expected 1"):
-                writer.write(2, OUTPUTS[:1], Items.of(2))
+                writer.write(2, OUTPUTS[:1], pictures(2))
             with pytest.raises(PipeEdgeError, match="has 2 items, but 1 results"):
-                writer.write(1, OUTPUTS[:1], Items.of(1, 2))
-            writer.write(1, OUTPUTS[1:], Items.of(1, 2))
+                writer.write(1, OUTPUTS[:1], pictures(1, 2))
+            writer.write(1, OUTPUTS[1:], pictures(1, 2))
             assert writer.items == 3
 
     @pytest.mark.parametrize("name", [None, "out.jsonl"])
     def test_missing_results(self, tmp_path: Path, name: str | None) -> None:
         path = None if name is None else tmp_path / name
         with pytest.raises(PipeEdgeError, match="3 results for 4 items"):
-            written(path, NAMED, (OUTPUTS, Items.of(0, 1, 2)), expected=4)  # type: ignore[arg-type]
+            written(path, NAMED, (OUTPUTS, pictures(0, 1, 2)), expected=4)  # type: ignore[arg-type]
         assert [entry.name for entry in tmp_path.iterdir()] == ([] if name is None else ["out.jsonl.part"])
 
     def test_outputs_of_another_shape(self, tmp_path: Path) -> None:
         with pytest.raises(PipeEdgeError, match=r"\(2,\) values an item follow outputs of \(6,\)"):
-            written(tmp_path / "a.npz", NAMED, (OUTPUTS, Items.of(0, 1, 2)), (torch.zeros(1, 2), Items.of(3)))
+            written(tmp_path / "a.npz", NAMED, (OUTPUTS, pictures(0, 1, 2)), (torch.zeros(1, 2), pictures(3)))
         assert not (tmp_path / "a.npz").exists()
 
-    @pytest.mark.parametrize("suffix", ["csv", "jsonl", "npz"])
+    @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_a_full_disk(self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = pipeedge.data.results.FORMATS[f".{suffix}"]
-        full = OSError(28, "No space left on device")
+        def append(*_: object) -> None:
+            raise OSError(28, "No space left on device")
 
-        def write(*_: object, **__: object) -> None:
-            raise full
-
-        monkeypatch.setattr(rows, "encode", write)
-        with pytest.raises(RequestError, match=rf"out.{suffix}: cannot be written \(No space left"):
-            written(tmp_path / f"out.{suffix}", NAMED, *two_parts())
+        monkeypatch.setattr(UnfinishedOutput, "append", append)
+        with pytest.raises(RequestError, match=rf"out{suffix}: cannot be written \(No space left"):
+            written(tmp_path / f"out{suffix}", NAMED, *two_parts())
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("suffix", SUFFIXES)
+    def test_a_disk_that_is_full_at_the_end_leaves_the_rows(
+        self, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Full(io.BytesIO):
+            def write(self, data: object) -> int:
+                raise OSError(28, "No space left on device")
+
+        def into_full(own: Callable[..., None]) -> Callable[..., None]:
+            return lambda rows, unfinished, _target: own(rows, unfinished, Full())
+
+        for rows in (RowFormat, ArrayRows, ParquetRows):
+            monkeypatch.setattr(rows, "assemble", into_full(rows.assemble))
+        with pytest.raises(RequestError, match=rf"out{suffix}: cannot be written \(No space left"):
+            written(tmp_path / f"out{suffix}", NAMED, *two_parts())
+        assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}.part"]
 
 
 class TestPaths:
@@ -309,10 +407,14 @@ class TestPaths:
         with pytest.raises(RequestError, match=message):
             ResultWriter(tmp_path / name, NAMED, None)
 
-    @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-    def test_vectors_go_to_arrays_only(self, tmp_path: Path, suffix: str) -> None:
-        with pytest.raises(RequestError, match=r"a-model gives vectors.* \.npz only"):
-            ResultWriter(tmp_path / f"out.{suffix}", Model(output_kind="vector"), None)
+    def test_a_table_has_no_room_for_vectors(self, tmp_path: Path) -> None:
+        with pytest.raises(RequestError, match=r"a-model gives vectors.* \.jsonl, \.npz and \.parquet only"):
+            ResultWriter(tmp_path / "out.csv", Model(output_kind="vector"), None)
+
+    def test_parquet_without_its_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+        with pytest.raises(RequestError, match=r"out\.parquet: .*pip install 'pipeedge\[parquet\]'"):
+            ResultWriter(tmp_path / "out.parquet", NAMED, None)
 
     def test_a_folder_that_cannot_be_written(self) -> None:
         with pytest.raises(RequestError, match="cannot write to /proc"):

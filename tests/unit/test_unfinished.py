@@ -15,18 +15,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_results import NAMED, Items
+from test_results import NAMED, SUFFIXES, pictures
 
 from pipeedge.base.errors import RequestError
 from pipeedge.data.results import ResultWriter
+from pipeedge.data.source import Microbatch
 from pipeedge.data.unfinished import Found, UnfinishedOutput, find_unfinished
 
 DEPENDS_ON = {"the model": "a", "the input": "b"}
-FORMATS = st.sampled_from([".csv", ".jsonl", ".npz"])
+FORMATS = st.sampled_from(SUFFIXES)
 SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=5)
 
 
-def parts(sizes: list[int], skipped: set[int]) -> list[tuple[torch.Tensor, Items]]:
+def parts(sizes: list[int], skipped: set[int]) -> list[tuple[torch.Tensor, Microbatch]]:
     """Return microbatches of these sizes; some items are missing."""
     chance = torch.Generator().manual_seed(3)
     numbers = (number for number in itertools.count() if number not in skipped)
@@ -34,11 +35,11 @@ def parts(sizes: list[int], skipped: set[int]) -> list[tuple[torch.Tensor, Items
     for size in sizes:
         taken = list(itertools.islice(numbers, size))
         outputs = torch.randn(size, 6, generator=chance)
-        found.append((outputs, Items.of(*taken, labels=[number % 4 or None for number in taken])))
+        found.append((outputs, pictures(*taken, labels=[number % 4 or None for number in taken])))
     return found
 
 
-def write(path: Path, microbatches: list[tuple[torch.Tensor, Items]], most: int | None = None) -> None:
+def write(path: Path, microbatches: list[tuple[torch.Tensor, Microbatch]], most: int | None = None) -> None:
     """Go on from what is there; the process ends after ``most`` microbatches, if it is given."""
     found = find_unfinished(path)
     position = 0 if found is None else found.position
@@ -50,7 +51,7 @@ def write(path: Path, microbatches: list[tuple[torch.Tensor, Items]], most: int 
             raise KeyboardInterrupt
 
 
-def left_behind(path: Path, microbatches: list[tuple[torch.Tensor, Items]]) -> Path:
+def left_behind(path: Path, microbatches: list[tuple[torch.Tensor, Microbatch]]) -> Path:
     """Return the unfinished output of a run that ends after these microbatches."""
     write(path, microbatches, most=len(microbatches))
     return path.with_name(f"{path.name}.part")
@@ -102,7 +103,7 @@ class TestGoingOn:
             write(path, microbatches)
             assert path.read_bytes() == whole.read_bytes()
 
-    @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".npz"])
+    @pytest.mark.parametrize("suffix", SUFFIXES)
     def test_it_may_take_several_attempts(self, tmp_path: Path, suffix: str) -> None:
         microbatches = parts([2, 2, 2, 2, 1], set())
         write(tmp_path / f"whole{suffix}", microbatches)
