@@ -22,7 +22,7 @@ from pipeedge.control.messages import Malformed, Message, frame
 __all__ = ["Uplink"]
 
 _PARTING_S = 2.0
-"""Longest time in seconds for which a rank that leaves waits until the hub takes more of its messages."""
+"""Longest time in seconds for which a rank that leaves waits until the hub has its last messages."""
 _RETRY_S = 0.2
 _MORE_DIALS = 10
 
@@ -109,10 +109,19 @@ class Uplink:
         return self._connection.end.failure
 
     def part(self) -> None:
-        """Send what is still to be sent, as long as the hub takes it."""
-        self._connection.socket.settimeout(_PARTING_S)
+        """Send what is still to be sent, as long as the hub takes it, and wait until the hub has read it.
+
+        A connection that is closed with unread bytes is reset, and the hub would lose the last messages.
+        """
+        sock, until = self._connection.socket, self._clock() + _PARTING_S
         with contextlib.suppress(OSError):
+            sock.settimeout(_PARTING_S)
             self._connection.send()
+            sock.shutdown(socket.SHUT_WR)
+            while (left := until - self._clock()) > 0:
+                sock.settimeout(left)
+                if not sock.recv(1 << 16):
+                    return
 
     def _connect_again(self) -> bool:
         """Connect again and repeat all messages if the hub has not answered this rank yet."""

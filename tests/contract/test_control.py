@@ -42,6 +42,7 @@ from pipeedge.control.messages import (
     FROM_HUB,
     TO_HUB,
     Decoder,
+    Failed,
     Hello,
     Notice,
     Pace,
@@ -55,6 +56,7 @@ from pipeedge.control.messages import (
     frame,
 )
 from pipeedge.control.session import Session, report_early_failure
+from pipeedge.control.uplink import Uplink
 from pipeedge.control.wire import ClearEnd
 from pipeedge.request.config import WorldRequest
 
@@ -344,6 +346,32 @@ def test_unknown_connections_neither_harm_nor_fill_the_hub() -> None:
             served.refuse("enough", 2)
             with pytest.raises(RequestError, match="enough"):
                 one.wait(Planned)
+
+
+def test_the_last_words_of_a_rank_arrive_although_it_has_not_read_everything() -> None:
+    """A socket that is closed with unread bytes resets its connection, and what it has sent is lost."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    uplink = Uplink(connected(ours), None, time.monotonic)
+    with theirs:
+        theirs.sendall(b"x" * 1000)  # which the rank does not read any more
+        uplink.open()
+        uplink.send(Failed("bad weights"))
+
+        def leave() -> None:
+            uplink.part()
+            uplink.close()
+
+        leaving = threading.Thread(target=leave)
+        leaving.start()
+        theirs.recv(1, socket.MSG_PEEK)
+        leaving.join(0.2)  # it waits until the hub has read all; if it does not, it is gone by now
+        heard = b""
+        while part := theirs.recv(1 << 16):
+            heard += part
+    leaving.join(LIMIT_S)
+    assert [message.kind for message in Decoder(TO_HUB).feed(heard)] == ["failed"]
 
 
 def test_the_report_of_a_failing_rank_takes_precedence() -> None:
