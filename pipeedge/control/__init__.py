@@ -11,6 +11,7 @@
 failures      the reason why a session ended, as data (pure)
 clocks        conversion to the hub's clock (pure)
 liveness      diagnosis of silent, stuck and slow ranks (pure)
+load_deadline the time that a rank has for loading (pure)
 messages      a type for each kind of message, and its encoding (pure)
 announcement  the plan of a session, with what the hub has to know about it (pure)
 members       the ranks of a run that goes on after failures (pure)

@@ -331,6 +331,14 @@ class Epochs:
         is_first = self._faults.is_first(frozenset(), self.epoch)
         return self._stop(failure.line) if is_first else self._end(failure)
 
+    def awaits(self, rank: int) -> bool:
+        """Return whether an epoch cannot begin before ``rank`` has loaded its part, and nothing runs."""
+        return self._step is EpochStep.PREPARING and rank in self.awaited
+
+    def postponed(self, rank: int, line: str) -> _Outgoing:
+        """Drop a change if ``rank`` does not get on with loading its part of it."""
+        return self._drop(line) if self._step is EpochStep.CHANGING and rank in self.awaited else []
+
     # -- the rules --------------------------------------------------------------------------------
 
     def _refuse(self, rank: int, incarnation: int) -> _Outgoing:

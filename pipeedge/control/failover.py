@@ -268,6 +268,17 @@ class Failover:
         self._faults.append(line)
         return self._update(self.epochs.link_lost(rank, peer, line), now)
 
+    def hung(self, rank: int, failure: Failure, now: float) -> _Outgoing:
+        """Go on without a rank whose loading does not get on, if others wait for it or it is none of them.
+
+        A better plan is dropped instead: what its rank has loaded for the present one serves still.
+        """
+        if rank not in self._roster.seats:
+            return []
+        if self.epochs.awaits(rank) or self._roster.seats[rank].connection not in self._agreed:
+            return self.lost(rank, failure, now)
+        return self._update(self.epochs.postponed(rank, failure.line), now)
+
     def stalled(self, failure: Failure, now: float) -> _Outgoing:
         """Stop the epoch because nothing moves."""
         self._faults.append(failure.line)

@@ -45,6 +45,8 @@ class FailureKind(enum.Enum):
     """A rank sent no heartbeat."""
     STUCK = "stuck"
     """A link carries nothing although both its ends are alive."""
+    HUNG = "hung"
+    """A rank loads what it needs too slowly, or not at all."""
     STALLED = "stalled"
     """Nothing moves, although no rank or link is at fault."""
 

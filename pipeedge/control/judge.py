@@ -2,8 +2,9 @@
 
     a rank reports its failure ──────────┐                  ┌─> verdict to all: the session ends
     a connection closes                  ├─> the first one ─┼─> before the plan: the rank is left out
-    silence, a dead link, or no progress │                  ├─> failover: another epoch, without the rank
-    a rank lost another, ── a moment ────┘                  └─> results complete: a notice to all
+    silence, a dead link, no progress,   │                  ├─> failover: another epoch, without the rank
+    a load that does not get on          │                  └─> results complete: a notice to all
+    a rank lost another, ── a moment ────┘
     which does not report why
 
 ``Judge`` takes part in every session. In a run that goes on after failures it asks ``Failover`` for what
@@ -17,10 +18,19 @@ from pipeedge.control.attendance import Attendance
 from pipeedge.control.failover import Failover
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import Silent, Slow, Stalled, Stuck
+from pipeedge.control.load_deadline import HungLoad, LoadFinding
 from pipeedge.control.messages import Failed, Message, Notice, Verdict
 from pipeedge.control.roster import Roster
 from pipeedge.control.telemetry import summary
-from pipeedge.control.verdicts import hears_nobody, is_silent, is_slow, is_stalled, is_stuck
+from pipeedge.control.verdicts import (
+    hears_nobody,
+    is_hung,
+    is_loading_slowly,
+    is_silent,
+    is_slow,
+    is_stalled,
+    is_stuck,
+)
 from pipeedge.control.watch import Isolated, RankWatch
 
 __all__ = ["Judge"]
@@ -137,7 +147,25 @@ class Judge:
 
     def look(self, now: float) -> _Outgoing:
         """Act on what is wrong with the ranks, if anything is."""
-        watched = [rank for rank in self._roster.seats if self.is_watched(rank)]
+        outgoing: _Outgoing = []
+        for finding in self._watch.look_at_loads(self._watched(), now):
+            outgoing += self._look_at_load(finding, now)
+        return outgoing if self.verdict is not None else outgoing + self._diagnose(self._watched(), now)
+
+    def _watched(self) -> list[int]:
+        return [rank for rank in self._roster.seats if self.is_watched(rank)]
+
+    def _look_at_load(self, finding: LoadFinding, now: float) -> _Outgoing:
+        """Do without a rank whose load hangs; tell the user of one that takes long, if the others wait."""
+        if not isinstance(finding, HungLoad):
+            line = is_loading_slowly(self._roster, finding)
+            return [] if self._roster.started() else self._roster.to_all(Notice(line))
+        failure = is_hung(self._roster, finding)
+        if self.recovery is None:  # the last heartbeat may be older than the report that all is loaded
+            return [] if self._roster.seats[finding.rank].ready else self.decide(failure, now)
+        return self.obey(self.recovery.hung(finding.rank, failure, now), now)
+
+    def _diagnose(self, watched: list[int], now: float) -> _Outgoing:
         match self._watch.look(watched, now):
             case Isolated(silent, others) if self.failover is None:
                 return self.decide(hears_nobody(self._roster, silent, others), now)

@@ -20,6 +20,7 @@ from pipeedge.base.fields import Amount, Count, Name
 __all__ = [
     "Finding",
     "Limits",
+    "Loading",
     "RankStatus",
     "Silent",
     "Slow",
@@ -57,6 +58,21 @@ class StageWork(Struct, frozen=True, array_like=True):
         return self.busy_s + self.wait_input_s + self.wait_link_s
 
 
+class Loading(Struct, frozen=True, array_like=True):
+    """How far a rank is with loading what it needs before it can compute."""
+
+    what: Name
+    """Description for the user, such as ``loading layers 7-10``."""
+    loaded: Count = 0
+    """Number of bytes loaded so far."""
+    total: Count | None = 0
+    """Number of bytes to load in all; 0 for a few; None if that is unknown, so that there is no deadline."""
+
+    def follows(self, earlier: Loading) -> bool:
+        """Return whether this is a later moment of the same load, or the same moment."""
+        return (self.what, self.total) == (earlier.what, earlier.total) and self.loaded >= earlier.loaded
+
+
 class RankStatus(Struct, frozen=True):
     """Status of a rank, as sent with each heartbeat."""
 
@@ -76,6 +92,8 @@ class RankStatus(Struct, frozen=True):
     """Number of finished operations, for programs that may work for a long time without sending."""
     idle: bool = False
     """Whether the whole pipeline has nothing to do, because it feeds it and has had no input lately."""
+    loading: Loading | None = None
+    """Progress of what it loads; None while it loads nothing."""
 
     @property
     def progress(self) -> int:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pipeedge.base.wording import figure
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import Silent, Slow, Stalled, Stuck
+from pipeedge.control.liveness import Loading, Silent, Slow, Stalled, Stuck
+from pipeedge.control.load_deadline import HungLoad, SlowLoad
 from pipeedge.control.roster import Roster
 
-__all__ = ["hears_nobody", "is_silent", "is_slow", "is_stalled", "is_stuck"]
+__all__ = [
+    "hears_nobody",
+    "is_hung",
+    "is_loading_slowly",
+    "is_silent",
+    "is_slow",
+    "is_stalled",
+    "is_stuck",
+]
+
+_BYTES_PER_MB = 1_000_000
 
 
 def hears_nobody(roster: Roster, finding: Silent, others: int) -> Failure:
@@ -51,3 +63,29 @@ def is_slow(roster: Roster, finding: Slow) -> str:
     """Return the notice about a rank that is busy with one thing for long."""
     name = roster.name(finding.rank)
     return f"{name} has been {finding.what} for {finding.seconds:.0f} s; still alive"
+
+
+def is_loading_slowly(roster: Roster, finding: SlowLoad) -> str:
+    """Return the notice about a rank that takes long to load."""
+    name, loading = roster.name(finding.rank), finding.loading
+    return f"{name} has been {loading.what} for {finding.seconds:.0f} s{_progress(loading)}; still alive"
+
+
+def is_hung(roster: Roster, finding: HungLoad) -> Failure:
+    """Return the failure of a rank whose loading is not worth waiting for."""
+    loading = finding.loading
+    cause = f"has been {loading.what} for {finding.seconds:.0f} s{_progress(loading)}, "
+    if finding.still_s is None:
+        cause += "which is too slow to wait for: copy its weights to a faster disk"
+    else:
+        cause += f"the last {finding.still_s:.0f} s without a byte: check its disk, or use a longer --timeout"
+    return Failure(FailureKind.HUNG, cause, finding.rank, roster.name(finding.rank))
+
+
+def _progress(loading: Loading) -> str:
+    """Return `` (40 of 330 MB)``, or nothing if there is little to load, or an unknown amount."""
+    if not loading.total:
+        return ""
+    done, total = (size / _BYTES_PER_MB for size in (min(loading.loaded, loading.total), loading.total))
+    digits = 3 if total < 1 else 1 if total < 10 else 0
+    return f" ({figure(round(done, digits))} of {figure(round(total, digits))} MB)"

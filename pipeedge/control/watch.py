@@ -1,7 +1,7 @@
 """Watch the ranks of a session for one that is silent, stuck or slow. Pure.
 
 ``liveness.diagnose`` decides from statuses and ages. ``RankWatch`` keeps the ages: since when nothing has
-moved, and when the user last heard of a slow rank.
+moved, and when the user last heard of a slow rank. ``load_deadline`` does both for ranks that load.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pipeedge.control.liveness import Finding, Limits, Silent, Slow, beat_interval_s, diagnose
+from pipeedge.control.load_deadline import LoadDeadlines, LoadFinding
 from pipeedge.control.roster import Roster
 
 __all__ = ["Isolated", "RankWatch"]
@@ -38,6 +39,7 @@ class RankWatch:
         """Limits in seconds after which something is wrong."""
         self.beat_s = beat_interval_s(timeout_s)
         """Seconds between heartbeats."""
+        self._loads = LoadDeadlines(self.limits.stall_s)
         self._roster = roster
         self._progress = -1
         self._moved_at = now
@@ -64,6 +66,16 @@ class RankWatch:
                 return None
             self._noticed_at = now
         return finding
+
+    def look_at_loads(self, watched: Collection[int], now: float) -> list[LoadFinding]:
+        """Return which of the ``watched`` ranks take long to load what they need, or load no longer."""
+        seats = self._roster.seats
+        loads = {
+            (rank, seats[rank].connection): loading
+            for rank in watched
+            if (loading := seats[rank].status.loading) is not None
+        }
+        return self._loads.look(loads, now)
 
     def _hears_nobody(self, silence_s: Mapping[int, float]) -> bool:
         """Return whether all other ranks, at least two, fell silent together, so that none is at fault."""

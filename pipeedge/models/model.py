@@ -114,7 +114,7 @@ class Model(Outline):
 
         Only the shard's own tensors are read, one at a time, after all their names and shapes have been
         compared with the model's. ``dtype`` is one of ``schedule.DTYPES``; see ``models.dtypes``.
-        ``progress`` is called with the bytes of each tensor that is loaded. ``kernels`` is ``auto`` or a name
+        ``progress`` is called with the bytes of each piece that is loaded. ``kernels`` is ``auto`` or a name
         from ``models.kernels``; only with ``torch`` are all weights parameters that can be looked at.
         Layers that the shard ``beside``, of the same type on the same device, has already are not loaded, but
         shared with it.

@@ -6,13 +6,13 @@ import statistics
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, TypeVar
 
-from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.control.liveness import Loading, RankStatus, StageWork
 
-__all__ = ["Activity"]
+__all__ = ["Activity", "Load"]
 
 _Value = TypeVar("_Value")
 
@@ -36,6 +36,28 @@ class _Noted(Generic[_Value]):
         del self._table[self]
 
 
+class Load:
+    """Progress of something that a rank loads.
+
+    Args:
+        what: Description for the user, such as ``loading layers 7-10``.
+        total: Number of bytes in all; 0 for a few; None if that is unknown, so that it may take any time.
+    """
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self._what = what
+        self._total = total
+        self._loaded = 0
+
+    def advance(self, size: int) -> None:
+        """Add ``size`` loaded bytes; called by one thread."""
+        self._loaded += size
+
+    def status(self) -> Loading:
+        """Return the progress of this moment."""
+        return Loading(self._what, self._loaded, self._total)
+
+
 class Activity:
     """Current activity of a rank's threads, for its heartbeats.
 
@@ -50,6 +72,7 @@ class Activity:
         self._lock = threading.Lock()
         self._busy: dict[object, tuple[str, float]] = {}
         self._awaiting: dict[object, int] = {}
+        self._loads: tuple[Load, ...] = ()
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._finished = 0
@@ -77,6 +100,21 @@ class Activity:
     def awaiting(self, peer: int) -> AbstractContextManager[None]:
         """Mark this thread as waiting for a microbatch from ``peer`` while the body runs."""
         return _Noted(self._awaiting, peer)
+
+    @contextmanager
+    def loading(self, what: str, total: int | None) -> Iterator[Load]:
+        """Mark this rank as loading ``what`` while the body runs, and yield where to note the progress.
+
+        Rank 0 does not wait for ever for a load without progress (``pipeedge.control.load_deadline``).
+        """
+        load = Load(what, total)
+        with self._lock:
+            self._loads = (*self._loads, load)
+        try:
+            yield load
+        finally:
+            with self._lock:
+                self._loads = tuple(each for each in self._loads if each is not load)
 
     def sent(self, peer: int) -> None:
         """Count a microbatch, or the end mark, that is handed to the link to ``peer``."""
@@ -126,6 +164,7 @@ class Activity:
                 work=self._work() if self._work is not None else None,
                 finished=self._finished,
                 idle=idle,
+                loading=self._loads[0].status() if self._loads else None,
             )
 
 
@@ -144,4 +183,5 @@ def _together(*statuses: RankStatus) -> RankStatus:
         work=next((one.work for one in reversed(statuses) if one.work is not None), None),
         finished=sum(one.finished for one in statuses),
         idle=any(one.idle for one in statuses),
+        loading=next((one.loading for one in statuses if one.loading is not None), None),
     )

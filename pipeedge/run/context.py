@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import DeadlineError
@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.observe.live import Display
 
 __all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "Transports", "aborted_on_failure"]
+
+_Value = TypeVar("_Value")
 
 OpenEnds: TypeAlias = "Callable[[RunRequest, Model], DataEnds]"
 
@@ -125,6 +127,22 @@ class RankContext:
             yield
         finally:
             timer.cancel()
+
+    def wait_for_value(self, name: str, make: Callable[[], _Value]) -> _Value:
+        """Return what ``make`` does in a separate thread, unless the run fails first.
+
+        A dead disk blocks the thread that reads from it for ever, and this rank must end.
+
+        Args:
+            name: Name of the thread.
+            make: Makes the value.
+
+        Raises:
+            BaseException: What ``make`` raises, or the reason why the run has failed meanwhile.
+        """
+        made: list[_Value] = []
+        self.wait_in_thread(name, lambda: made.append(make()))
+        return made[0]
 
     def wait_in_thread(self, name: str, wait: Callable[[], None], too_long: str | None = None) -> None:
         """Call ``wait``, which waits for peers, in a separate thread, and return when it has.

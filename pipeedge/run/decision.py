@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
     from pipeedge.plan.joint_choice import Trial
 
-__all__ = ["FORMS", "Decider", "RunSession", "find_facts"]
+__all__ = ["FORMS", "Decider", "RunSession", "find_facts", "find_weights"]
 
 RunSession: TypeAlias = Session[Options, Plan, StageStats | None]
 
@@ -42,14 +42,26 @@ FORMS: Forms[Options, Plan, StageStats | None] = Forms(
 """The facts of a run are an open list of options to compare, and stay a mapping."""
 
 
-def find_facts(context: RankContext, data: DataEnds | None) -> dict[str, Any]:
-    """Return what this rank was asked to do and, on the data rank, what is known of the input."""
-    request, model = context.request, context.model
+def find_weights(context: RankContext) -> str | None:
+    """Return the fingerprint of the weights of this rank, or None if it has none that can be read.
+
+    Not every rank needs weights. One that does says what is wrong when it loads them.
+    """
     try:
-        weights = model.fingerprint(request.model.weights)
+        return context.model.fingerprint(context.request.model.weights)
     except WeightsError:
-        # Not every rank needs weights. One that does says what is wrong when it loads them.
-        weights = None
+        return None
+
+
+def find_facts(context: RankContext, weights: str | None, data: DataEnds | None) -> dict[str, Any]:
+    """Return what this rank was asked to do and, on the data rank, what is known of the input.
+
+    Args:
+        context: This rank.
+        weights: Fingerprint of its weights, or None.
+        data: Input and results of the run, on the data rank.
+    """
+    request, model = context.request, context.model
     source = data.source if data is not None else None
     return rank_facts(
         request,

@@ -204,7 +204,7 @@ class _Rank:
         if self._log is not None and not turn.is_change:
             self._log.prepared(turn.epoch, plan)
         connect(context, plan, prepared.interface, turn.epoch)
-        stage = self._shelf.take(context, plan, beside=turn.is_change)
+        stage = self._shelf.take(self._context, plan, context.crew, beside=turn.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)

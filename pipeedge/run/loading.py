@@ -75,13 +75,14 @@ def _load_shard(
         both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
         total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
     with (
-        context.activity.busy(f"loading {layers.named}"),
+        context.activity.loading(f"loading {layers.named}", total) as load,
         context.patience(f"loading {layers.named} of {model.name}"),
         ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar,
     ):
 
         def advance(size: int) -> None:
             bar.advance(size)
+            load.advance(size)
             pause()
 
         pause()

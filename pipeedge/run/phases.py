@@ -26,7 +26,7 @@ from pipeedge.control.messages import Start
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.decision import Decider, RunSession, find_facts
+from pipeedge.run.decision import Decider, RunSession, find_facts, find_weights
 from pipeedge.run.parts import Attempt, Parts, make_parts
 from pipeedge.run.stage import resolve_device
 from pipeedge.run.stage_part import LoadedStage
@@ -81,8 +81,9 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
         PipeEdgeError: This rank cannot take part. The others are told.
     """
     request = context.request
-    with ExitStack() as stack, context.activity.busy("reading its weights and input"):
-        context.model.check_sizes(request.model.weights)
+    with ExitStack() as stack:
+        with context.activity.loading("reading its weights", 0):
+            weights = context.wait_for_value("read", lambda: _look_at_weights(context))
         device = resolve_device(request.model.device)
         interface = choose_interface(request.world.socket_ifname, request.world.addr, request.world.port)
         exporter = _open_exporter(context, interface)
@@ -92,13 +93,21 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
         if context.rank == request.schedule.data_rank:
             from pipeedge.run.under_way import DataProgress
 
-            data, progress = _open_ends(context), DataProgress()
+            with context.activity.loading("reading its input", None):
+                data, progress = _open_ends(context), DataProgress()
             for note in data.notes:
                 context.warn(note)
-        prepared = Prepared(device, interface, exporter, data, find_facts(context, data), progress)
+        facts = find_facts(context, weights, data)
+        prepared = Prepared(device, interface, exporter, data, facts, progress)
         to_close = stack.pop_all()
     with to_close:
         yield prepared
+
+
+def _look_at_weights(context: RankContext) -> str | None:
+    """Check that the sizes of the weights fit the model; return their fingerprint, or None without any."""
+    context.model.check_sizes(context.request.model.weights)
+    return find_weights(context)
 
 
 def _open_ends(context: RankContext) -> DataEnds:
@@ -146,10 +155,8 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
 
         prepared.data.sink.add_dependencies(plan_dependencies(plan))
-    member, crew = session.member, context.crew
     if context.rank in plan.participants:
-        member.set_hub_name(plan.name(0) or "without a part in the pipeline")
-        member.on_end(lambda: crew.stop(member.error))
+        session.member.set_hub_name(plan.name(0) or "without a part in the pipeline")
     return plan
 
 

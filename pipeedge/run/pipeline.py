@@ -134,6 +134,8 @@ def _joining(request: RunRequest) -> Joining:
 
 def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
     """Go through the phases of a run, once the rank has introduced itself."""
+    member, crew = session.member, context.crew
+    member.on_end(lambda: crew.stop(member.error))
     with prepare(context) as prepared:
         plan = agree(context, session, prepared)
         if plan.goes_on:
@@ -142,7 +144,7 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
             leave(context, session)
             return None
         connect(context, plan, prepared.interface)
-        stage = load_stage(context, plan, prepared.device)
+        stage = context.wait_for_value("load", lambda: load_stage(context, plan, prepared.device))
         monitor = open_monitor(context, plan, prepared.exporter)
         parts = open_parts(context, session.member, Attempt(plan), prepared, stage, monitor)
         keep_freed_memory()  # not before: what loading frees is returned

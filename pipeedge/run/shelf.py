@@ -2,7 +2,8 @@
 
 Loading cannot be interrupted, and may take minutes from a slow disk. It therefore has a thread of its own,
 so that a rank stops at once when its epoch fails while it loads. The next epoch waits for the thread first:
-memory may not suffice for both, and what it loads may be what is needed then.
+memory may not suffice for both, and what it loads may be what is needed then. Heartbeats tell of the thread
+until it ends, whatever has become of its epoch, so rank 0 knows why the next one waits.
 
 For a change of the plan, both have to fit: what is needed then is loaded beside what computes, by a thread
 that takes the processor only while nobody else wants it. Under a quota, which both share, that is not enough:
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pipeedge.base.crew import Crew
 from pipeedge.base.pacing import SlowedWork
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
@@ -50,12 +52,15 @@ class Shelf:
         self._loading = False
         self._error: BaseException | None = None
 
-    def take(self, context: RankContext, plan: Plan, *, beside: bool = False) -> LoadedStage | None:
+    def take(
+        self, context: RankContext, plan: Plan, crew: Crew, *, beside: bool = False
+    ) -> LoadedStage | None:
         """Return the stage that a plan gives this rank, loaded; None if it gives none.
 
         Args:
-            context: This rank, whose crew stops the wait.
+            context: This rank, whatever its epoch.
             plan: The plan.
+            crew: Crew of the epoch, which stops the wait.
             beside: Whether what was taken last computes, and goes on.
 
         Raises:
@@ -65,8 +70,8 @@ class Shelf:
         if number is None:
             return None
         stage = plan.schedule.stages[number]
-        context.crew.on_stop(self._wake)
-        self._wait(context)
+        crew.on_stop(self._wake)
+        self._wait(crew)
         with self._changed:
             found = next((held for held in self._held if held.serves(stage)), None)
             present = self._taken if beside else None
@@ -75,9 +80,9 @@ class Shelf:
                 self._held, self._loading = () if present is None else (present,), True
         if found is None:
             threading.Thread(
-                target=self._load, args=(context, plan, present), name="load", daemon=True
+                target=self._load, args=(context, plan, crew, present), name="load", daemon=True
             ).start()
-            self._wait(context)
+            self._wait(crew)
         with self._changed:
             if found is None:
                 found, self._loaded = self._loaded, None
@@ -99,10 +104,10 @@ class Shelf:
             if self._taken_before is not None:
                 self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
 
-    def _load(self, context: RankContext, plan: Plan, beside: LoadedStage | None) -> None:
+    def _load(self, context: RankContext, plan: Plan, crew: Crew, beside: LoadedStage | None) -> None:
         loaded, error = None, None
         fraction = 1.0 if beside is None else _BESIDE
-        pacing = SlowedWork(fraction, lambda seconds: self._pause(context, seconds))
+        pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
         if beside is not None and sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         try:
@@ -116,17 +121,17 @@ class Shelf:
             self._error, self._loading = error, False
             self._changed.notify_all()
 
-    def _pause(self, context: RankContext, seconds: float) -> None:
+    def _pause(self, crew: Crew, seconds: float) -> None:
         """Wait for some time, or until nobody needs what is loaded any longer."""
         with self._changed:
-            self._changed.wait_for(lambda: context.crew.stopped, seconds)
+            self._changed.wait_for(lambda: crew.stopped, seconds)
 
-    def _wait(self, context: RankContext) -> None:
+    def _wait(self, crew: Crew) -> None:
         """Wait until nothing is being loaded; raise what stops the epoch, or what went wrong."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._loading or context.crew.stopped)
+            self._changed.wait_for(lambda: not self._loading or crew.stopped)
             error, self._error = self._error, None
-        context.crew.wait(0)
+        crew.wait(0)
         if error is not None:
             raise error
 

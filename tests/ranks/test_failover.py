@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port
-from processes import SIGNALS_ITSELF, Programs, World, run_world
+from processes import HANGS_LOADING, SIGNALS_ITSELF, Programs, World, run_world
 from waiting import until
 
 ITEMS = 300
@@ -114,6 +114,32 @@ def test_a_spare_and_a_rank_that_comes_back_take_the_places_of_those_that_are_lo
     assert first.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 2")
     assert joined.endswith("has joined, and is there to take the place of another")
     assert second.endswith("with layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 1")
+
+
+def test_ranks_whose_disk_is_dead_are_dismissed_at_the_start_and_in_a_recovery(
+    tmp_path: Path, pixels: Path, undisturbed: bytes
+) -> None:
+    """Rank 1 hangs while it loads for the first time; so does the spare that takes its place, rank 3."""
+    own = {0: ("--input", pixels, "--output", "out.npz")}
+    env = {HANGS_LOADING: "1,3"}
+    ended = run_world(tmp_path, 4, *OPTIONS, *GOES_ON, "--timeout", 5, own=own, env=env)
+    assert [ended[rank].status for rank in range(4)] == [0, 4, 0, 4], ended
+    assert (tmp_path / "out.npz").read_bytes() == undisturbed
+    hangs = r"has been loading layers 9-12 for \S+ s \(0 of \S+ MB\)"
+    lines = ended[0].err.splitlines()
+    for rank, layers in ((1, "layers 9-12 on rank 3"), (3, "layers 9-16 on rank 2")):
+        name = rf"rank 0: rank {rank} \(stage 1, layers 9-12, on \S+\) {hangs}"
+        assert any(re.search(rf"{name}; still alive$", line) for line in lines), lines
+        lost = rf"{name}, the last \S+ s without a byte: check its disk, .*; the run goes on with .*{layers}"
+        assert any(re.search(lost, line) for line in lines), lines
+        assert re.search(hangs, ended[rank].err)
+
+
+def test_rank_whose_disk_is_dead_ends_a_run_that_is_to_stop(tmp_path: Path, pixels: Path) -> None:
+    own = {0: ("--input", pixels)}
+    ended = run_world(tmp_path, 3, *OPTIONS, "--timeout", 5, own=own, env={HANGS_LOADING: "1"})
+    assert [end.status for end in ended.values()] == [4, 4, 4], ended
+    assert all("s without a byte: check its disk, or use a longer" in end.err for end in ended.values())
 
 
 def test_plan_changes_in_mid_run_and_a_loss_during_the_next_change_is_survived(

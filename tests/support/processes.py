@@ -37,6 +37,7 @@ from ports import free_port
 
 from pipeedge.control.member import Member
 from pipeedge.control.messages import Complete
+from pipeedge.models.weights.files import StreamedFile
 from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
@@ -49,6 +50,9 @@ SIGNALS_ITSELF = "TEST_RANKS_THAT_SIGNAL_THEMSELVES"
 """Environment variable: ``RANK:MICROBATCH:SIGNAL,...``, for forked ranks that get a signal in a run that
 would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch.
 Instead of signal 0, it raises an exception there."""
+HANGS_LOADING = "TEST_RANKS_THAT_HANG_LOADING"
+"""Environment variable: ``RANK,...``, for forked ranks that read weights from a disk that does not answer:
+the thread that reads is blocked, while the others of the process go on."""
 IS_SLOW = "TEST_RANK_THAT_IS_SLOW"
 """Environment variable: ``RANK:SECONDS``, for a forked rank that computes that much longer."""
 
@@ -162,6 +166,8 @@ def _become(
         Member.done = _die_when_complete  # type: ignore[method-assign]
     if {SIGNALS_ITSELF, IS_SLOW} & env.keys():
         _disturb_stage(words[1], env)
+    if words[1:2] and words[1] in env.get(HANGS_LOADING, "").split(","):
+        StreamedFile.read_into = _never_read  # type: ignore[method-assign]
     sys.argv = list(words)
     runpy.run_path(words[0], run_name="__main__")
 
@@ -171,6 +177,11 @@ def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
     self.wait(Complete)
     time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _never_read(*_: object, **__: object) -> None:
+    """Replace ``StreamedFile.read_into``: wait for a disk that does not answer."""
+    threading.Event().wait()
 
 
 def _disturb_stage(rank: str, env: Mapping[str, str]) -> None:

@@ -107,12 +107,16 @@ class Play:
             self.hear(rank, "hello", rank=rank, world=world or self.world, host=place)
         return self
 
-    def started(self) -> Play:
+    def planned(self) -> Play:
         self.hello(*range(self.world))
         for rank in range(self.world):
             self.hear(rank, "facts", facts={})
         names = {rank: f"stage {rank}" for rank in range(self.world)}
         self.state.plan(Announcement(Raw(b"{}"), tuple(range(self.world)), names, data_rank=0), 0.0)
+        return self
+
+    def started(self) -> Play:
+        self.planned()
         for rank in range(self.world):
             self.hear(rank, "ready")
         return self

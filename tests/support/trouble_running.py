@@ -24,7 +24,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.failover import Wanted
 from pipeedge.control.hub_address import explain_refusal
-from pipeedge.control.liveness import RankStatus, beat_interval_s
+from pipeedge.control.liveness import Loading, RankStatus, beat_interval_s
 from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Pace, Planned, Verdict, WorkByRank, frame
 from pipeedge.control.rules import HubState
@@ -209,6 +209,36 @@ def a_link_is_dead(patch: Patch) -> str:
 def a_stage_is_slow(patch: Patch) -> str:
     statuses = {rank: RankStatus(busy=("computing microbatch 0", 58.1)) for rank in range(3)}
     return Play().started().beat(0.0, statuses).beat(58.01, statuses).said
+
+
+def load_on_rank_2(loaded_mb: Mapping[float, int]) -> str:
+    """Return what is said while rank 2 has loaded some of its 330 MB by each of these times."""
+    play = Play().planned()
+    for now, done in loaded_mb.items():
+        load = Loading("loading layers 9-16", done * 1_000_000, 330_000_000)
+        play.beat(now, {0: RankStatus(), 1: RankStatus(), 2: RankStatus(loading=load)})
+    return play.said
+
+
+@says(
+    "rank 2 (stage 2, …) has been loading layers 9-16 for 58 s (40 of 330 MB), the last 58 s without a byte: "
+    "check its disk, or use a longer --timeout",
+)
+def a_disk_is_dead(patch: Patch) -> str:
+    return load_on_rank_2({0.0: 40, 58.1: 40})
+
+
+@says(
+    "rank 2 (stage 2, …) has been loading layers 9-16 for 388 s (200 of 330 MB), which is too slow to wait "
+    "for: copy its weights to a faster disk"
+)
+def a_disk_is_too_slow(patch: Patch) -> str:
+    return load_on_rank_2({**{50.0 * part: 25 * part for part in range(8)}, 388.1: 200})
+
+
+@says("… has been loading layers 9-16 for 29 s (40 of 330 MB); still alive")
+def a_disk_is_slow(patch: Patch) -> str:
+    return load_on_rank_2({0.0: 0, 29.1: 40})
 
 
 @says("rank 1 (stage 1, …) failed: …")

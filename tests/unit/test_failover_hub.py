@@ -14,7 +14,7 @@ from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
 from pipeedge.control.failover import Newcomer, Wanted
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import RankStatus
+from pipeedge.control.liveness import Loading, RankStatus
 from pipeedge.control.messages import Beat, Complete, Done, Facts, Failed, Hello, Message, Record, frame
 from pipeedge.control.rules import HubState
 
@@ -412,3 +412,72 @@ def test_rank_that_does_not_drop_a_plan_in_time_is_lost() -> None:
     since = run.state.snapshot()
     assert since is not None
     assert since.running
+
+
+HANGS = RankStatus(loading=Loading("loading layers 9-12", 40_000_000, 330_000_000))
+
+
+def hang(run: Run, connection: int) -> None:
+    """Let time pass in which one rank loads nothing, although it sends heartbeats."""
+    for _ in range(40):
+        run.say(connection, Beat(HANGS))
+        run.pass_time(0.25, connection)
+
+
+def test_rank_that_hangs_while_it_loads_its_part_is_lost() -> None:
+    run = Run(4, 0, 1, 2).start(1, 10, 12)
+    hang(run, 11)
+    name = "rank 1 (stage 1, on pi1)"
+    assert run.heard(10, "notice")[0].line == (
+        f"{name} has been loading layers 9-12 for 4 s (40 of 330 MB); still alive"
+    )
+    (verdict,) = run.heard(11, "verdict")
+    assert verdict.failure.line.startswith(f"{name} has been loading layers 9-12 for 8 s (40 of 330 MB), ")
+    run.stop(1, 10, 12)
+    assert sorted(run.plan(0, 2, 3).facts) == [0, 2, 3]
+    # The spare that takes over hangs, too.
+    run.start(2, 10, 12)
+    hang(run, 13)
+    assert len(run.heard(13, "verdict")) == 1
+    run.stop(2, 10, 12)
+    assert sorted(run.plan(0, 2).facts) == [0, 2]
+    run.start(3, 10, 12)
+    assert [message.epoch for message in run.heard(12, "run")] == [3]
+
+
+def test_data_rank_that_hangs_while_it_loads_ends_the_run() -> None:
+    run = Run(2, 0, 1).start(1, 11)
+    hang(run, 10)
+    assert run.state.verdict is not None
+    assert run.state.verdict.exit_code == 4
+
+
+def test_better_plan_is_dropped_if_its_load_hangs_and_the_rank_is_kept() -> None:
+    run = changing()
+    hang(run, 12)
+    outcome = run.state.change_outcome()
+    assert isinstance(outcome, Dropped)
+    assert "has been loading layers 9-12 for 8 s (40 of 330 MB)" in outcome.why
+    run.stop(2, 10, 12)
+    assert not run.heard(12, "verdict")
+    assert not any("still alive" in message.line for message in run.heard(10, "notice"))
+    hang(run, 12)  # the thread is left behind, and tells of itself; nobody waits for it
+    assert not run.heard(12, "verdict")
+    run.close(11)
+    run.stop(1, 10)
+    run.plan(0, 2)
+    run.start(3, 10)
+    hang(run, 12)
+    assert run.heard(12, "verdict")
+
+
+def test_newcomer_that_hangs_before_it_states_its_facts_is_sent_away() -> None:
+    run = running(3, 0, 1)
+    run.close(12)
+    run.say(22, Hello(2, 3, "pi2"))
+    hang(run, 22)
+    assert run.heard(22, "verdict")
+    assert run.state.verdict is None
+    assert not run.heard(10, "abort")
+    run.come(2, 32)
+    assert isinstance(run.state.task(), Newcomer)

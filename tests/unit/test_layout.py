@@ -36,9 +36,9 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires dialling door reception tcp_hello tcp_rendezvous
            tcp_sending tcp_receiving tcp_group tcp choice
-control    clocks failures liveness messages announcement members attempts epoch_messages epochs changing
-           epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules wire
-           connection callers hub hub_address uplink member forms session
+control    clocks failures liveness load_deadline messages announcement members attempts epoch_messages epochs
+           changing epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules
+           wire connection callers hub hub_address uplink member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
@@ -112,6 +112,7 @@ PURE = (
     "control.verdicts",
     "control.watch",
     "control.liveness",
+    "control.load_deadline",
     "control.members",
     "control.messages",
     "base.wording",

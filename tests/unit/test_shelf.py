@@ -57,9 +57,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def take(shelf: Shelf, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
-    context = SimpleNamespace(rank=0, crew=crew or Crew())
+    context = SimpleNamespace(rank=0)
     plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
-    taken: Any = shelf.take(cast(RankContext, context), cast(Plan, plan), beside=beside)
+    taken: Any = shelf.take(cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside)
     return str(taken.named)
 
 

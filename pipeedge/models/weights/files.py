@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +91,15 @@ class WeightsFile(ABC):
         """Yield bytes that identify the content cheaply, regardless of where the file is."""
 
     @abstractmethod
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Copy a tensor into ``out``, converting its values to the type of ``out``.
 
         Args:
             name: One of ``names``.
             out: CPU tensor of the entry's shape, with any strides.
+            progress: Called with the number of values of each piece that is copied.
 
         Raises:
             WeightsError: The data ends early or is damaged.
@@ -115,8 +118,10 @@ class StreamedFile(WeightsFile):
     def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
         """Open a stream positioned at the tensor's first value."""
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
-        """Copy a tensor into ``out``."""
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Copy a tensor into ``out``, a megabyte at a time."""
         import torch
 
         from pipeedge.base.archive import read_exactly
@@ -139,6 +144,7 @@ class StreamedFile(WeightsFile):
                         "ends early; fetch the file again"
                     )
                 part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
+                progress(part.numel())
 
 
 def check_regular(path: Path) -> None:

@@ -56,8 +56,8 @@ def fill(
 
     Each tensor is converted to the shard's type while it is read. Weights that are packed, or quantised to 8
     bits here, pass through one buffer, one after the other. A table of words on the CPU stays in the file, if
-    it can be mapped. ``progress`` is called with the bytes stored for each tensor. What another shard
-    ``beside`` it has already, of the same type and kernels, is shared with that.
+    it can be mapped. ``progress`` is called with the bytes stored for each piece that is read, about a
+    megabyte. What another shard ``beside`` it has already, of the same type and kernels, is shared with that.
 
     Raises:
         WeightsError: As for ``plan``, or the data ends early or is damaged.
@@ -72,21 +72,45 @@ def fill(
     memory = torch.empty(max((meta[name].numel() for name in packed), default=0))
     for filling in missing:
         name, place = filling.parameter, meta[filling.parameter]
-        layer = packed.get(name)
+        layer, pieces = packed.get(name), _Pieces(place, progress)
         if isinstance(layer, Int8Linear):
-            weight, scale = read_int8(filling, place.shape, architecture, file, memory)
+            weight, scale = read_int8(filling, place.shape, architecture, file, memory, pieces.add)
             layer.set_weight(weight, scale, torch.device(device))
-            progress(weight.nbytes + scale.nbytes)
+            pieces.end(weight.nbytes + scale.nbytes)
         elif isinstance(layer, OnednnLinear):
-            layer.set_weight(read(filling, place.shape, place.dtype, architecture, file, memory))
-            progress(place.nbytes)
+            layer.set_weight(read(filling, place.shape, place.dtype, architecture, file, memory, pieces.add))
+            pieces.end(place.nbytes)
         else:
             tensor = _mapped(filling, file) if torch.device(device).type == "cpu" else None
             if tensor is None:
-                tensor = read(filling, place.shape, place.dtype, architecture, file)
+                tensor = read(filling, place.shape, place.dtype, architecture, file, progress=pieces.add)
             _assign(shard, name, nn.Parameter(tensor.to(device), requires_grad=False))
-            progress(place.nbytes)
+            pieces.end(place.nbytes)
     return shard
+
+
+class _Pieces:
+    """The stored bytes of one tensor, told piece by piece.
+
+    Args:
+        place: The tensor to fill.
+        progress: Called with the bytes of each piece.
+    """
+
+    def __init__(self, place: torch.Tensor, progress: Callable[[int], object]) -> None:
+        self._bytes_per_value = place.element_size()
+        self._progress = progress
+        self._told = 0
+
+    def add(self, values: int) -> None:
+        """Tell of a number of values that were read."""
+        size = values * self._bytes_per_value
+        self._told += size
+        self._progress(size)
+
+    def end(self, stored: int) -> None:
+        """Tell of all that is left of the ``stored`` bytes of the tensor."""
+        self._progress(stored - self._told)
 
 
 def _mapped(filling: Filling, file: WeightsFile) -> torch.Tensor | None:
@@ -111,17 +135,19 @@ def read(
     architecture: Architecture,
     file: WeightsFile,
     memory: torch.Tensor | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> torch.Tensor:
     """Return a parameter of ``shape``, converted to ``dtype`` while it is read.
 
-    ``memory``, a large enough float32 buffer, holds it if given.
+    ``memory``, a large enough float32 buffer, holds it if given. ``progress`` is called with the number of
+    values of each piece.
     """
     if memory is None:
         tensor = torch.empty(shape, dtype=dtype)
     else:
         tensor = memory.view(dtype)[: shape.numel()].view(shape)
     for name, view in filling.views(tensor, architecture.heads):
-        file.read_into(name, view)
+        file.read_into(name, view, progress)
     return tensor
 
 
@@ -131,10 +157,11 @@ def read_int8(
     architecture: Architecture,
     file: WeightsFile,
     memory: torch.Tensor | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return an 8-bit weight and its scales, as stored in the file or quantised here in ``memory``."""
     if not _is_int8(filling, file):
-        return quantize_rows(read(filling, shape, torch.float32, architecture, file, memory))
+        return quantize_rows(read(filling, shape, torch.float32, architecture, file, memory, progress))
     scale = torch.empty(shape[0])
     for source, part in zip(filling.sources, scale.chunk(len(filling.sources)), strict=True):
         file.read_into(scale_name(source.name), part)
@@ -142,7 +169,7 @@ def read_int8(
             raise WeightsError(
                 f"{file.path}: {scale_name(source.name)} has scales that are not above 0; convert again"
             )
-    return read(filling, shape, torch.int8, architecture, file), scale
+    return read(filling, shape, torch.int8, architecture, file, progress=progress), scale
 
 
 def scale_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipeedge.models.weights.files import FilePlace, TensorEntry, WeightsFile
@@ -44,10 +44,12 @@ class JoinedWeights(WeightsFile):
         file, own = self._places[name]
         return file.entry(own)
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Copy a tensor into ``out``."""
         file, own = self._places[name]
-        file.read_into(own, out)
+        file.read_into(own, out, progress)
 
     def place(self, name: str) -> FilePlace | None:
         """Return where the values of a tensor are, or None if they are not in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -50,6 +50,9 @@ class PickledWeights(WeightsFile):
         for name in sorted(self._tensors):
             yield f"{name} {tuple(self._tensors[name].shape)}".encode()
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Copy a tensor into ``out``."""
         out.copy_(self._tensors[name])
+        progress(out.numel())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,9 @@ class RandomWeights(WeightsFile):
         """Yield bytes that identify the seed and the shapes."""
         yield f"{self._seed} {sorted(self._shapes.items())}".encode()
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Draw the tensor's values into ``out``."""
         flat = out.view(-1) if out.is_contiguous() else torch.empty(out.numel())
         generator = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(name.encode())]))
@@ -60,5 +62,6 @@ class RandomWeights(WeightsFile):
             values *= width
             values += np.float32(centre)
             part.copy_(torch.from_numpy(values))
+            progress(part.numel())
         if not out.is_contiguous():
             out.copy_(flat.view(out.shape))

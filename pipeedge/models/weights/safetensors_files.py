@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -211,9 +211,11 @@ class IndexedDirectory(WeightsFile):
         """Return the shape and number type of one tensor."""
         return self._file(name).entry(name)
 
-    def read_into(self, name: str, out: torch.Tensor) -> None:
+    def read_into(
+        self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Copy a tensor into ``out``."""
-        self._file(name).read_into(name, out)
+        self._file(name).read_into(name, out, progress)
 
     def place(self, name: str) -> FilePlace:
         """Return where the values of a tensor are."""
