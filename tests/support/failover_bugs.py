@@ -11,6 +11,7 @@ from typing import Any
 
 from failover_shells import Rules
 from msgspec import Raw
+from msgspec.structs import replace
 
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attempts import Attempts, Faults
@@ -19,6 +20,8 @@ from pipeedge.control.epoch_messages import Abort, EpochReady, Passed, Prepare, 
 from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure
 from pipeedge.control.ledger import Arrival, Ledger
+from pipeedge.control.liveness import Loading
+from pipeedge.control.load_deadline import LoadDeadlines, LoadFinding
 from pipeedge.control.members import Members, MemberTable
 from pipeedge.control.messages import Complete, Message, Verdict
 
@@ -272,6 +275,11 @@ class ReusesNumberOfDroppedEpoch(Epochs):
         return outgoing
 
 
+class AwaitsNoLoad(Epochs):
+    def awaits(self, rank: int) -> bool:
+        return False
+
+
 class TakesFramesOfAnyEpoch(EpochMember):
     def judge(self, epoch: int) -> Admission:
         working = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
@@ -401,10 +409,22 @@ class IsCompleteWhenAllIsFed(Ledger[int]):
         return self._count is not None and self._next >= self._count
 
 
-_RARE: Mapping[type[Epochs], int] = {
-    HearsFormerMembers: 1500,
+class LoadsForEver(LoadDeadlines):
+    def look(self, loads: Mapping[tuple[int, int], Loading], now: float) -> list[LoadFinding]:
+        return []
+
+
+class DoesNotCountBytes(LoadDeadlines):
+    """Gives up what takes long, whether anything is loaded or not."""
+
+    def look(self, loads: Mapping[tuple[int, int], Loading], now: float) -> list[LoadFinding]:
+        return super().look({key: replace(load, loaded=0) for key, load in loads.items()}, now)
+
+
+_RARE: Mapping[type[Epochs | EpochMember], int] = {
     GoesOnWithoutDataRank: 670,
-    IgnoresCompleteWhileStopping: 1010,
+    IgnoresCompleteWhileStopping: 3700,
+    RefusesEarlyLinks: 930,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
@@ -439,10 +459,11 @@ BUGS: tuple[Rules, ...] = (
             StopsWhatRunsForWhatIsPrepared,
             RunsOnWithoutAParticipantOfTheNext,
             ReusesNumberOfDroppedEpoch,
+            AwaitsNoLoad,
         )
     ),
     *(
-        Rules(member=member)
+        Rules(member=member, from_seed=_RARE.get(member, 0))
         for member in (
             TakesFramesOfAnyEpoch,
             DoesNotReportStopBeforeRun,
@@ -470,4 +491,5 @@ BUGS: tuple[Rules, ...] = (
             IsCompleteWhenAllIsFed,
         )
     ),
+    *(Rules(loads=loads) for loads in (LoadsForEver, DoesNotCountBytes)),
 )

@@ -14,6 +14,7 @@ from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.epochs import Epochs, EpochStep
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import RankStatus, Silent, Stalled, Stuck, diagnose
+from pipeedge.control.load_deadline import HungLoad
 from pipeedge.control.members import Members
 from pipeedge.control.messages import Message, Verdict
 from pipeedge.plan.after_loss import Survivor, smallest_change
@@ -34,6 +35,7 @@ class HubShell:
         self.epochs = epochs
         self._heard_at = dict.fromkeys(world.processes, 0.0)
         self._statuses: dict[int, RankStatus] = {}
+        self._loads = world.rules.loads(LIMITS.stall_s)
         self._progress = (0, 0)
         self._progress_at = 0.0
         self._planning = False
@@ -101,6 +103,7 @@ class HubShell:
         members = self.epochs.membership.incarnations
         watched = {rank: number for rank, number in members.items() if number in self._heard_at}
         silence = {rank: world.now - self._heard_at[number] for rank, number in watched.items()}
+        self._look_at_loads(watched)
         running = self.epochs.step in _RUNS
         statuses = {
             rank: self._statuses.get(number, RankStatus())
@@ -120,6 +123,25 @@ class HubShell:
             self._follow(self.epochs.link_lost(finding.destination, finding.source, "stuck"))
         elif isinstance(finding, Stalled):
             self._follow(self.epochs.stalled(Failure(FailureKind.STALLED, "stalled")))
+
+    def _look_at_loads(self, watched: dict[int, int]) -> None:
+        """Do without the ranks whose loading hangs, if others wait for them."""
+        told = {(rank, number): self._statuses.get(number) for rank, number in watched.items()}
+        loads = {key: load for key, status in told.items() if status and (load := status.loading) is not None}
+        for finding in self._loads.look(loads, self.world.now):
+            if not isinstance(finding, HungLoad):
+                continue
+            self.world.note("hub finds", finding)
+            failure = Failure(FailureKind.HUNG, "hangs", finding.rank)
+            number = watched[finding.rank]
+            if not self.epochs.awaits(finding.rank):
+                self._follow(self.epochs.postponed(finding.rank, failure.line))
+                continue
+            if self.epochs.step in _RUNS:
+                raise ViolationError(f"{finding.rank} is lost for a plan without which the run goes on")
+            self._lose(number, failure)
+            self._send(number, Verdict(failure))
+            self.world.processes[number].dismissed = True
 
     def _send(self, number: int, message: Message | None) -> None:
         process = self.world.processes[number]
@@ -224,7 +246,6 @@ class HubShell:
         disturbed = any(process.disturbed for process in world.processes.values())
         if verdict.kind in (FailureKind.STUCK, FailureKind.STALLED) and not disturbed:
             raise ViolationError(f"the run ended because it was {verdict.kind.value}, with a sound network")
-        if verdict.kind in (FailureKind.GONE, FailureKind.SILENT, FailureKind.FAILED) and (
-            verdict.rank not in (0, world.limits.data_rank)
-        ):
+        losses = (FailureKind.GONE, FailureKind.SILENT, FailureKind.FAILED, FailureKind.HUNG)
+        if verdict.kind in losses and verdict.rank not in (0, world.limits.data_rank):
             raise ViolationError(f"the loss of rank {verdict.rank} ended the run")

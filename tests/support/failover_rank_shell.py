@@ -16,19 +16,40 @@ from pipeedge.base.fields import encode, reader
 from pipeedge.control.epoch_member import Admission, MemberStep
 from pipeedge.control.epoch_messages import EPOCH_FROM_HUB, Abort, Prepare, Retire, Run
 from pipeedge.control.ledger import Arrival
-from pipeedge.control.liveness import RankStatus
+from pipeedge.control.liveness import Loading, RankStatus
 from pipeedge.control.messages import Complete, Message, Verdict
 
 if TYPE_CHECKING:
     from failover_world import World
 
 _LINK_PATIENCE_S = 4.0
+_PIECE_BYTES = 10_000_000
+_SLOW_PIECE_S = 6.0
+"""Longest time that a piece of a slow load takes."""
 _BUFFERS = 2
 _READ_FROM_HUB = reader(EPOCH_FROM_HUB)
 _WORKING = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
 _ACTIVE = (*_WORKING, MemberStep.STOPPING)
 _END = (-1, None)
 """Frame that nothing follows."""
+
+
+@dataclass
+class Load:
+    """Loading of a part, in pieces. It goes on whatever becomes of the part."""
+
+    links: Links
+    then: Callable[[Links], None]
+    """Called with the part once all is loaded."""
+    pieces: int
+    most_s: float
+    """Longest time that a piece takes."""
+    done: int = 0
+
+    @property
+    def status(self) -> Loading:
+        total = self.pieces * _PIECE_BYTES
+        return Loading(f"loading for epoch {self.links.epoch}", self.done * _PIECE_BYTES, total)
 
 
 @dataclass
@@ -83,6 +104,9 @@ class RankShell:
         """Its links by epoch, oldest first."""
         self._early: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self._loads: deque[Load] = deque()
+        """What it loads, and what waits for that to end."""
+        self._disk_answers = True
         self._hub_heard_at = self.began_at = world.now
         self._has_completed = False
 
@@ -94,6 +118,10 @@ class RankShell:
     @property
     def ended(self) -> bool:
         return self.member.ended
+
+    @property
+    def is_loading(self) -> bool:
+        return self.alive and bool(self._loads)
 
     def check(self) -> None:
         for links in self._parts.values():
@@ -171,7 +199,8 @@ class RankShell:
                 for link, frames in links.inbox.items()
                 if not frames and not links.busy and links.plan.ends[link][0] != self.rank
             }
-        status = RankStatus(sent=sent, received=received, awaiting=frozenset(awaited))
+        loading = self._loads[0].status if self._loads else None
+        status = RankStatus(sent=sent, received=received, awaiting=frozenset(awaited), loading=loading)
         world.network.carry((self.rank, 0), ("to hub", self.number), world.hub.beat, self, status)
 
     # -- the hub ----------------------------------------------------------------------------------
@@ -231,7 +260,7 @@ class RankShell:
             self.world.window = plan.window
             self.world.ledger.restart(epoch, plan.window)
         prepared = self._loaded if is_first or self.world.chance.random() < 0.95 else self._decline
-        self._later(self.world.chance.uniform(0.0, 0.5), prepared, links)
+        self._load(links, prepared)
         self._later(_LINK_PATIENCE_S, self._lose_closed, links)
         for link in sorted(links.closed):
             if ends[link] == me:
@@ -239,6 +268,40 @@ class RankShell:
         early, self._early = self._early, []
         for of, event, args in early:
             self._admit(of, event, *args)
+
+    # -- the disk ---------------------------------------------------------------------------------
+
+    def stop_disk(self) -> None:
+        """Let the disk answer no longer: what is loaded hangs, though the process lives."""
+        self._disk_answers, self.disturbed = False, True
+
+    def start_disk(self) -> None:
+        """Let the disk answer again."""
+        self._disk_answers = True
+        if self._loads:
+            self._load_piece()
+
+    def _load(self, links: Links, then: Callable[[Links], None]) -> None:
+        is_slow = self.world.chance.random() < 0.02
+        pieces, most_s = (4, _SLOW_PIECE_S) if is_slow else (1, 0.5)
+        self._loads.append(Load(links, then, pieces, most_s))
+        if len(self._loads) == 1:  # what was begun for a part that has been stopped ends first
+            self._load_piece()
+
+    def _load_piece(self) -> None:
+        if self._disk_answers:
+            load = self._loads[0]
+            self._later(self.world.chance.uniform(0.0, load.most_s), self._loaded_piece, load, load.done)
+
+    def _loaded_piece(self, load: Load, piece: int) -> None:
+        if not self._disk_answers or not self._loads or self._loads[0] is not load or load.done != piece:
+            return  # it is loaded again once the disk answers
+        load.done += 1
+        if load.done == load.pieces:
+            self._loads.popleft()
+            load.then(load.links)
+        if self._loads:
+            self._load_piece()
 
     def _has(self, links: Links) -> bool:
         """Return whether a part is one still."""
@@ -250,7 +313,8 @@ class RankShell:
             self._report_prepared(links)
 
     def _decline(self, links: Links) -> None:
-        self._tell(self.member.declined(links.epoch, "no memory"))
+        if self._has(links):
+            self._tell(self.member.declined(links.epoch, "no memory"))
 
     def _report_prepared(self, links: Links) -> None:
         if links.loaded and not links.closed:

@@ -1,7 +1,8 @@
 """Terms of the shells around the rules of failover, in a simulated world: the rules, plans and violations.
 
 HubShell    Epochs            connections, heartbeats, diagnosis, a planner that takes its time
-RankShell   EpochMember       links, a stage that computes; on the data rank a feeder and a collector,
+            LoadDeadlines
+RankShell   EpochMember       a disk, links, a stage that computes; on the data rank a feeder and a collector,
             Ledger            all of that twice while the plan changes
 """
 
@@ -17,6 +18,7 @@ from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.epochs import Epochs
 from pipeedge.control.ledger import Ledger
 from pipeedge.control.liveness import Limits
+from pipeedge.control.load_deadline import LoadDeadlines
 
 LAYERS = 6
 BEAT_S = 1.0
@@ -34,14 +36,16 @@ class Rules:
     epochs: Callable[..., Epochs] = Epochs
     member: Callable[[], EpochMember] = EpochMember
     ledger: Callable[..., Ledger[int]] = Ledger
+    loads: Callable[[float], LoadDeadlines] = LoadDeadlines
     from_seed: int = 0
     """Seed from which to look for one that shows a bug which only few do."""
 
     @property
     def name(self) -> str:
         """Names of the rules that are not the product's own."""
-        parts = (self.epochs, self.member, self.ledger)
-        return " ".join(part.__name__ for part in parts if part not in (Epochs, EpochMember, Ledger))
+        parts = (self.epochs, self.member, self.ledger, self.loads)
+        own = (Epochs, EpochMember, Ledger, LoadDeadlines)
+        return " ".join(part.__name__ for part in parts if part not in own)
 
 
 @dataclass(frozen=True)

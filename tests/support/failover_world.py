@@ -6,6 +6,7 @@ The world owns time, chance, the network and the disturbances; ``failover_shells
 the rules, which are those of the product. Everything that happens is an event in one queue, and after each
 one the invariants are checked. The network delays messages, and keeps the order within a connection. A cut
 holds them back until it heals, in one direction or both. Copies of frames of old epochs arrive at any time.
+When a disk stops, what its process loads hangs, while its heartbeats go on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOST_DISTURBANCES = 7
 _BESIDE = (EpochStep.CHANGING, EpochStep.DROPPING, EpochStep.SWITCHING, EpochStep.STOPPING)
 """Steps in which two epochs may be active beside each other."""
 _FOR_EVER_S = 1e6
-_GIVES_UP_AFTER_S = 150.0
+_GIVES_UP_AFTER_S = 300.0
 """Virtual seconds without an end that count as no end."""
 
 
@@ -155,7 +156,7 @@ class World:
             changes_little=chance.random() < 0.5,
             order=tuple(chance.sample(range(ranks), ranks)) if chance.random() < 0.5 else None,
             capacity={rank: chance.choice((2, 3, 4, LAYERS)) for rank in range(ranks)},
-            disturbances=chance.randint(1, 4),
+            disturbances=chance.randint(1, 5),
             changes=chance.choice((0, 1, 3, 6)),
             ambushes=chance.random() < 0.5,
         )
@@ -221,15 +222,18 @@ class World:
         if self._ended_at is not None or self._disturbances >= _MOST_DISTURBANCES:
             return
         self._disturbances += 1
-        kinds = (self._kill, self._fail, self._pause, self._cut, self._start_again)
-        (disturbance,) = self.chance.choices(kinds, (40, 10, 15, 25, 10))
+        kinds = (self._kill, self._fail, self._pause, self._hang, self._cut, self._start_again)
+        hangs = 25 if any(process.is_loading for process in self.processes.values()) else 2
+        (disturbance,) = self.chance.choices(kinds, (40, 10, 15, hangs, 25, 10))
         disturbance()
         if self.chance.random() < 0.2:
             self.after(self.chance.uniform(0.0, 2.0), self.disturb)
 
-    def _victim(self) -> RankShell | None:
+    def _victim(self, *, loading: bool = False) -> RankShell | None:
+        """Return a process that lives, one that loads if there is one and it is to be."""
         alive = [process for process in self.processes.values() if process.alive and process.rank != 0]
-        return self.chance.choice(alive) if alive else None
+        chosen = [process for process in alive if process.is_loading] if loading else []
+        return self.chance.choice(chosen or alive) if alive else None
 
     def _kill(self) -> None:
         process = self._victim()
@@ -253,6 +257,14 @@ class World:
             self.after(self.chance.choice((0.5, 2.0, 15.0)), process.resume)
             if self.chance.random() < 0.2:
                 self.after(self.chance.uniform(0.0, 3.0), self._return, process.rank)
+
+    def _hang(self) -> None:
+        """Let a disk answer no longer, for a while or for ever."""
+        process = self._victim(loading=True)
+        if process is not None:
+            self.note("disk of", process.name, "stops")
+            process.stop_disk()
+            self.after(self.chance.choice((1.0, 6.0, _FOR_EVER_S)), process.start_disk)
 
     def _cut(self) -> None:
         one, other = self.chance.sample(range(self.limits.ranks), 2)
