@@ -14,10 +14,13 @@ from pipeedge.control.roster import Roster, Seat
 
 __all__ = ["Attendance", "Terms"]
 
+_LOSSES = frozenset({FailureKind.GONE, FailureKind.SILENT, FailureKind.HUNG})
+"""Kinds of failures by which a rank is lost without a word of its own."""
 _MAX_NAMED = 10
 """Largest number of ranks that a message names."""
 _MAX_WAITING_NAMED = 8
 """Largest number of ranks named in the line of missing ranks, which a terminal rewrites in place."""
+_START_EACH = "start each rank, with the same --addr and --port"
 _PATIENCE_S = 2.0
 """Seconds after which the missing ranks are named."""
 _TELL_AGAIN_S = 10.0
@@ -33,8 +36,11 @@ class Terms:
     required: frozenset[int] | None = None
     """Ranks without which there is no session, or None for all. Others are left out if they are late."""
     joins_later: bool = False
-    """Whether a rank that is left out may still join after the plan. Then only an absent one is left out: the
-    failure of a rank before the plan ends the session, as nothing is lost yet and a mistake is likely."""
+    """Whether a rank that is left out may still join after the plan. Then one is left out if it is absent or
+    lost; a failure that it reports before the plan ends the session, as nothing is lost yet and a mistake in
+    its command is likely."""
+    ends_if_refused: bool = False
+    """Whether absent ranks end the session if a process was refused for its key, as it may be one of them."""
     brief: Raw | None = None
     """Information that a rank needs to state its facts, sent to each when it is admitted."""
     max_message_bytes: int = 64 << 10
@@ -54,6 +60,7 @@ class Attendance:
         self._opened_at = now
         self._sent_away: set[int] = set()  # connections that have been refused
         self._told_absent: tuple[int, ...] = ()
+        self._refused = ""  # the last process that was refused for its key
         self._stranger = ""  # the last process that was not admitted
         self._stranger_untold = False  # because rank 0 itself had not come yet
         self._stranger_told_at = -_TELL_AGAIN_S
@@ -100,6 +107,8 @@ class Attendance:
         self._roster.rank_of[connection] = rank
         brief = self._terms.brief
         outgoing: list[tuple[int, Message]] = [] if brief is None else [(connection, Brief(brief))]
+        if self._told_absent and not self._roster.absent() and not self._roster.left_out:
+            outgoing += self._roster.to_all(Waiting(f"all {figure(size)} ranks are here", over=True))
         if rank == 0 and self._stranger_untold and self._roster.absent():
             outgoing += self._tell_stranger(now)
         return outgoing, None
@@ -114,13 +123,16 @@ class Attendance:
         self._sent_away.discard(connection)
         return sent_away
 
-    def stranger(self, what: str, now: float) -> list[tuple[int, Message]]:
+    def stranger(self, what: str, now: float, *, has_other_key: bool = False) -> list[tuple[int, Message]]:
         """Tell rank 0 about a process that was not admitted, as it may have been meant to be a rank.
 
         Args:
             what: address of the process, and why it was not admitted.
             now: present time, in seconds of the hub's clock.
+            has_other_key: Whether it was refused for its key, or for the lack of one.
         """
+        if has_other_key:
+            self._refused = f"a process at {what}"
         if self._roster.participants is not None or not self._roster.absent():
             return []
         self._stranger = f"a process at {what}"
@@ -145,7 +157,8 @@ class Attendance:
         """Return the failure of the required ranks that have not appeared in time, or None."""
         if self._roster.participants is not None or self.admits_at(now):
             return None
-        absent = [rank for rank in self._roster.absent() if not self._may_be_absent(rank)]
+        is_mistake = self._terms.ends_if_refused and self._refused
+        absent = [rank for rank in self._roster.absent() if is_mistake or not self._may_be_absent(rank)]
         return Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0]) if absent else None
 
     def close(self, now: float) -> list[tuple[int, Message]]:
@@ -156,7 +169,7 @@ class Attendance:
         for rank in filter(self._may_be_absent, range(self._roster.world_size)):
             seat = self._roster.seats.get(rank)
             name = self._roster.name(rank)
-            if seat is not None and seat.facts is None and self.can_do_without(rank):
+            if seat is not None and seat.facts is None and not self._terms.joins_later:
                 outgoing += self.leave_out(rank, self._lateness(rank, name))
             if seat is None and rank not in self._roster.left_out:
                 cause = f"never appeared within {figure(self._terms.appear_s)} s"
@@ -180,9 +193,9 @@ class Attendance:
 
     # -- ranks that are left out ------------------------------------------------------------------
 
-    def can_do_without(self, rank: int) -> bool:
-        """Return whether the session continues if it loses ``rank``, which it never does after the plan."""
-        return self._may_be_absent(rank) and not self._terms.joins_later
+    def can_do_without(self, rank: int, kind: FailureKind) -> bool:
+        """Return whether the session continues after a failure of ``rank``; never after the plan."""
+        return self._may_be_absent(rank) and (kind in _LOSSES or not self._terms.joins_later)
 
     def _may_be_absent(self, rank: int) -> bool:
         required = self._terms.required
@@ -217,9 +230,11 @@ class Attendance:
     def _never_appeared(self, absent: list[int]) -> str:
         which = f"{plural(len(absent), 'rank')} {_listed(absent)} of {self._roster.world_size}"
         within = f"{figure(self._terms.appear_s)} s"
-        if self._stranger:
-            within += f" ({self._stranger})"
-        return f"{which} never appeared within {within}: start each rank, with the same --addr and --port"
+        stranger = self._refused or self._stranger
+        if stranger:
+            within += f" ({stranger})"
+        remedy = "give every rank the same --key" if self._refused else _START_EACH
+        return f"{which} never appeared within {within}: {remedy}"
 
 
 def _listed(ranks: list[int]) -> str:

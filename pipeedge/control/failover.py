@@ -219,6 +219,12 @@ class Failover:
 
     # -- epochs -----------------------------------------------------------------------------------
 
+    def begin(self, announcement: Announcement[Raw], lost: Mapping[int, Failure], now: float) -> _Outgoing:
+        """Prepare the first epoch, unless some of its ranks were ``lost`` while its plan was made."""
+        self._plan = announcement.plan
+        self._losses, self._lost = [failure.line for failure in lost.values()], list(lost)
+        return self.planned(self.epochs.membership, announcement, now)
+
     def planned(self, members: Members, announcement: Announcement[Raw], now: float) -> _Outgoing:
         """Prepare an epoch with a plan for ``members``, unless they have changed."""
         before = self.epochs.epoch

@@ -76,12 +76,19 @@ class Joining:
     """Ranks without which there is no session; None for all. Others that do not come, or are lost before the
     plan, are left out."""
     joins_later: bool = False
-    """Whether a rank that is left out may join after the plan; if so, one that is lost before the plan is not
-    left out, but ends the session."""
+    """Whether a rank that is left out may join after the plan; if so, one that reports a failure before the
+    plan is not left out, but ends the session."""
+    ends_if_refused: bool = False
+    """Whether ranks that do not come end the session if a process was refused for its key."""
 
     @classmethod
     def of(
-        cls, world: WorldRequest, *, required: frozenset[int] | None = None, joins_later: bool = False
+        cls,
+        world: WorldRequest,
+        *,
+        required: frozenset[int] | None = None,
+        joins_later: bool = False,
+        ends_if_refused: bool = False,
     ) -> Joining:
         """Return terms with the deadlines that ``--timeout`` sets."""
-        return cls(world.timeout_s, world.timeout_s, required, joins_later)
+        return cls(world.timeout_s, world.timeout_s, required, joins_later, ends_if_refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
@@ -23,6 +24,8 @@ __all__ = ["HubAddress", "explain_refusal"]
 _RETRY_S = 0.2
 _FIRST_RETRY_S = 0.01
 """Ranks that are started together listen and connect within moments of each other."""
+_PATIENCE_S = 2.0
+"""Seconds after which the user hears that rank 0 is not there yet."""
 _CONNECT_S = 5.0
 """Longest time in seconds for one attempt to connect. TLS may take longer, where many knock at the hub."""
 
@@ -41,19 +44,29 @@ class HubAddress:
         """Return the address of a hub of the run with the key ``membership``, or without one."""
         return cls(addr, port, None if membership is None else membership.client_context())
 
-    def dial(self, timeout_s: float) -> Connection:
+    def dial(
+        self, timeout_s: float, show_waiting: Callable[[str, bool], None] = lambda line, over: None
+    ) -> Connection:
         """Connect to the hub, which may not be there yet.
+
+        Args:
+            timeout_s: Seconds within which it must appear.
+            show_waiting: Takes a line for the user if that takes a while, and one when the wait is over.
 
         Raises:
             DeadlineError: it did not appear within ``timeout_s``.
             RequestError: the address cannot be resolved, or only one of the two ends has this key.
             PeerFailedError: another program listens there.
         """
-        deadline = time.monotonic() + timeout_s
-        retry_s = _FIRST_RETRY_S
+        started = time.monotonic()
+        deadline = started + timeout_s
+        retry_s, waits = _FIRST_RETRY_S, False
         while True:
             try:
-                return self._connect(max(_RETRY_S, deadline - time.monotonic()))
+                connection = self._connect(max(_RETRY_S, deadline - time.monotonic()))
+                if waits:
+                    show_waiting("rank 0 is here", True)
+                return connection
             except NotAMemberError as error:
                 raise explain_refusal(f"rank 0 at {self.addr}:{self.port}", str(error)) from error
             except socket.gaierror as error:
@@ -67,6 +80,9 @@ class HubAddress:
                         f"({error.strerror or error}): start rank 0 or read why it ended, and check "
                         "--addr and --port"
                     ) from error
+                if not waits and time.monotonic() - started > _PATIENCE_S:
+                    waits = True
+                    show_waiting(f"waiting for rank 0 at {self.addr}:{self.port} to start", False)
                 time.sleep(retry_s)  # there is no event for a remote port that opens
                 retry_s = min(2 * retry_s, _RETRY_S)
 

@@ -109,7 +109,7 @@ class Judge:
                 return self.go_on_without(failure.line, rank)
             if rank is not None and self.failover is not None:
                 return self.obey(self.failover.lost(rank, failure, now), now)
-            if rank is not None and self._attendance.can_do_without(rank):
+            if rank is not None and self._attendance.can_do_without(rank, failure.kind):
                 return self._attendance.leave_out(rank, failure)
         return self.end(failure, now)
 

@@ -73,8 +73,9 @@ class Callbacks:
     """Returns what this rank is doing; called for each heartbeat."""
     notify: Callable[[str], None] = lambda line: None
     """Takes a line for the user about something that does not end the run."""
-    show_waiting: Callable[[str], None] = lambda line: None
-    """Takes a line, before the plan, that names the ranks that are still missing."""
+    show_waiting: Callable[[str, bool], None] = lambda line, over: None
+    """Takes a line, before the plan, that names the ranks that are still missing, or says that the wait for
+    them is over, and whether it does."""
     record_stage_work: Callable[[Mapping[int, StageWork]], None] = lambda work: None
     """Takes the work of the stages, by rank; called on the data rank."""
 
@@ -310,9 +311,9 @@ class Member:
                 self._fail(failure.error(self._rank))
             case Notice(line=line):
                 self._show_notice(line)
-            case Waiting(line=line):
+            case Waiting(line=line, over=over):
                 with contextlib.suppress(OSError, ValueError):
-                    self._callbacks.show_waiting(line)
+                    self._callbacks.show_waiting(line, over)
             case ClockAnswer():
                 self._add_clock_sample(message)
             case WorkByRank(work=work):

@@ -177,6 +177,8 @@ class Waiting(Message, frozen=True):
     """A line for the user that names the ranks that are missing."""
 
     line: LongLine
+    over: bool = False
+    """Whether the wait is over."""
 
 
 class RankRecord(Message, frozen=True):

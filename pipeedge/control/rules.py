@@ -12,7 +12,8 @@
 out. The table ``HubState._STEPS`` contains the messages that are allowed in each phase.
 
 A rank that the session can do without (``attendance.Terms``) and that does not come, or is lost before the
-plan, is left out. From the plan on every participant is needed. Once the data rank has all results, and has
+plan, is left out. From the plan on every participant is needed; in a run that goes on after failures, the
+loss of one while the plan is made leads to another plan. Once the data rank has all results, and has
 written them, nothing that happens to a rank ends the run: all hear a notice of it, and the summary goes
 without what that rank would have told. A run that goes on after failures is prepared, started and
 stopped by epochs instead, as ``pipeedge.control.failover`` decides, and a rank may come back at any time.
@@ -221,7 +222,7 @@ class HubState:
         if rank is None and self._judge.failover is not None:
             self._judge.failover.withdrawn(connection)
         if rank is None and left and not sent_away and not why:
-            return self.refused(left, "connected and left before it introduced itself", now)
+            return self._tell_stranger(f"{left} connected and left before it introduced itself", now)
         if rank is None or not self._judge.is_watched(rank):
             return []
         why = why or "it was killed or lost its network"
@@ -229,7 +230,14 @@ class HubState:
 
     def refused(self, peer: str, why: str, now: float) -> list[tuple[int, Message]]:
         """Handle a process at the address ``peer`` that is no member, for the reason ``why``."""
-        return [] if self.verdict is not None else self._attendance.stranger(f"{peer} {why}", now)
+        return self._tell_stranger(f"{peer} {why}", now, has_other_key="key" in why)
+
+    def _tell_stranger(
+        self, what: str, now: float, *, has_other_key: bool = False
+    ) -> list[tuple[int, Message]]:
+        if self.verdict is not None:
+            return []
+        return self._attendance.stranger(what, now, has_other_key=has_other_key)
 
     def failed(self, fault: str, now: float) -> list[tuple[int, Message]]:
         """End the session because of an internal error in the hub."""
@@ -264,9 +272,10 @@ class HubState:
         From now on only its participants are monitored, and their records go to its data rank. A run that
         goes on after failures has one, and monitors all ranks, as any of them may be needed.
         """
-        for rank in announcement.participants:
-            if rank in self._roster.left_out:  # it was lost while the plan was made
-                return self._judge.end(self._roster.left_out[rank], now)
+        left_out = self._roster.left_out  # while the plan was made, as far as they have a part in it
+        lost = {rank: left_out[rank] for rank in announcement.participants if rank in left_out}
+        if lost and not announcement.goes_on:
+            return self._judge.end(next(iter(lost.values())), now)
         self._roster.data_rank = announcement.data_rank
         self._roster.participants = announcement.participants
         self._roster.names = announcement.names
@@ -274,7 +283,7 @@ class HubState:
         outgoing = self._roster.to_all(Planned(announcement.plan))
         if announcement.goes_on and announcement.data_rank is not None:
             failover = Failover(self._roster, announcement.data_rank, self._watch.limits.stall_s)
-            outgoing += failover.planned(failover.epochs.membership, announcement, now)
+            outgoing += failover.begin(announcement, lost, now)
             self._judge.failover = failover
         return outgoing
 

@@ -128,6 +128,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                     appear_s=self._joining.appear_s,
                     required=self._joining.required,
                     joins_later=self._joining.joins_later,
+                    ends_if_refused=self._joining.ends_if_refused,
                     brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),
@@ -149,7 +150,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         hub_at = HubAddress.of(world.addr, self._port, self._membership)
         member = self._stack.enter_context(
             Member(
-                hub_at.dial(self._joining.appear_s),
+                hub_at.dial(self._joining.appear_s, self._callbacks.show_waiting),
                 rank=world.rank,
                 timeout_s=self._joining.silence_s,
                 callbacks=self._callbacks,

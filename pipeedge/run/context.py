@@ -25,7 +25,15 @@ if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data.ends import Watcher
     from pipeedge.observe.live import Display
 
-__all__ = ["PATIENCE_S", "DisplayFeed", "OpenEnds", "RankContext", "Transports", "aborted_on_failure"]
+__all__ = [
+    "PATIENCE_S",
+    "DisplayFeed",
+    "OpenEnds",
+    "RankContext",
+    "Transports",
+    "WaitingShown",
+    "aborted_on_failure",
+]
 
 _Value = TypeVar("_Value")
 
@@ -33,6 +41,27 @@ OpenEnds: TypeAlias = "Callable[[RunRequest, Model], DataEnds]"
 
 PATIENCE_S = 2.0
 """Seconds after which a person at a terminal is told what takes so long."""
+
+
+class WaitingShown:
+    """Tells the user for which ranks this one waits: that it does, and when they have come.
+
+    Args:
+        warn: Takes a line for the user.
+        every_change: Whether to tell of each rank that comes meanwhile, as to a person at a terminal.
+    """
+
+    def __init__(self, warn: Callable[[str], None], *, every_change: bool) -> None:
+        self._warn = warn
+        self._every_change = every_change
+        self._waits = False
+
+    def __call__(self, line: str, over: bool) -> None:
+        """Show a line, if it is to be shown; ``over`` if it says that the wait is over."""
+        is_shown = self._waits if over else self._every_change or not self._waits
+        self._waits = not over
+        if is_shown:
+            self._warn(line)
 
 
 class DisplayFeed:

@@ -8,7 +8,7 @@ a better schedule ────────────────────�
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, WeightsError
@@ -17,6 +17,7 @@ from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import figure, plural
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
+from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Refusal, Remaining
 from pipeedge.control.session import Session
 from pipeedge.observe.metrics import StageStats
@@ -80,11 +81,18 @@ class Decider:
     Args:
         context: This rank.
         trial: Tries the first plan on held-out items; None if they were not asked for.
+        left_out: Returns why the run begins without a rank, for each without which it does.
     """
 
-    def __init__(self, context: RankContext, trial: Trial | None = None) -> None:
+    def __init__(
+        self,
+        context: RankContext,
+        trial: Trial | None = None,
+        left_out: Callable[[], Mapping[int, Failure]] = dict,
+    ) -> None:
         self._context = context
         self._trial = trial
+        self._left_out = left_out
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
@@ -128,14 +136,19 @@ class Decider:
     def _begin_without(
         self, missing: Sequence[int], plan: Plan, facts: Mapping[int, Options]
     ) -> Announcement[Plan] | Refusal:
-        """Return the plan for the ranks that are here, though some have not come in time."""
+        """Return the plan for the ranks that are here, though some have not come in time, or were lost."""
         request, model = self._context.request, self._context.model
-        cause = (
-            f"{plural(len(missing), 'rank')} {', '.join(map(str, missing))} of {request.world.size} never "
-            f"appeared within {figure(request.world.timeout_s)} s"
-        )
+        left_out = self._left_out()
+        lost = [one for rank in missing if (one := left_out.get(rank)) and one.kind is not FailureKind.ABSENT]
+        absent = [rank for rank in missing if rank not in {one.rank for one in lost}]
+        causes = [one.line for one in lost]
+        if absent:
+            which = f"{plural(len(absent), 'rank')} {', '.join(map(str, absent))} of {request.world.size}"
+            causes.append(f"{which} never appeared within {figure(request.world.timeout_s)} s")
+        cause = "; ".join(causes)
         if not plan.goes_on:
-            return Refusal(f"{cause}: start each rank, with the same --addr and --port", EXIT_PEER)
+            remedy = ": start each rank, with the same --addr and --port" if absent else ""
+            return Refusal(f"{cause}{remedy}", EXIT_PEER)
         planned = plan_schedule_again(request, model, plan, facts, self._held)
         without = f"without {plural(len(missing), 'it', 'them')}"
         if not isinstance(planned, PlannedSchedule):

@@ -142,7 +142,7 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         from pipeedge.run.held_out import HeldOutTrial  # only the data rank needs it
 
         trial = HeldOutTrial(context.request, context.model, prepared.data.held_out, prepared.device)
-    decider = Decider(context, trial)
+    decider = Decider(context, trial, lambda: session.left_out)
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on)
     if session.serves_hub:

@@ -30,7 +30,7 @@ from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.request.config import RunRequest
-from pipeedge.run.context import OpenEnds, RankContext, Transports, aborted_on_failure
+from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.epochs import take_turns
 from pipeedge.run.loading import load_stage
@@ -106,7 +106,7 @@ def run(
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,
-        show_waiting=warn if sys.stderr.isatty() else lambda line: None,
+        show_waiting=WaitingShown(warn, every_change=sys.stderr.isatty()),
         record_stage_work=context.display_feed,
     )
     with (
@@ -129,7 +129,9 @@ def _joining(request: RunRequest) -> Joining:
     """Return how the ranks of a run come together; one that goes on after failures needs two of them."""
     goes_on = request.transport.goes_on
     required = frozenset({0, request.schedule.data_rank}) if goes_on else None
-    return Joining.of(request.world, required=required, joins_later=goes_on)
+    # A rank that was refused for its key is not one that may be absent, unless the user says so.
+    ends_if_refused = request.transport.on_failure != "continue"
+    return Joining.of(request.world, required=required, joins_later=goes_on, ends_if_refused=ends_if_refused)
 
 
 def _take_part(context: RankContext, session: RunSession) -> RunReport | None:

@@ -122,17 +122,38 @@ def test_ranks_whose_disk_is_dead_are_dismissed_at_the_start_and_in_a_recovery(
     """Rank 1 hangs while it loads for the first time; so does the spare that takes its place, rank 3."""
     own = {0: ("--input", pixels, "--output", "out.npz")}
     env = {HANGS_LOADING: "1,3"}
-    ended = run_world(tmp_path, 4, *OPTIONS, *GOES_ON, "--timeout", 5, own=own, env=env)
+    with World(tmp_path, 4, *OPTIONS, *GOES_ON, "--timeout", 5, own=own, env=env) as ranks:
+        ended = ranks.start().wait()
+        lines = ranks.text(0, "err").splitlines()
     assert [ended[rank].status for rank in range(4)] == [0, 4, 0, 4], ended
     assert (tmp_path / "out.npz").read_bytes() == undisturbed
     hangs = r"has been loading layers 9-12 for \S+ s \(0 of \S+ MB\)"
-    lines = ended[0].err.splitlines()
     for rank, layers in ((1, "layers 9-12 on rank 3"), (3, "layers 9-16 on rank 2")):
         name = rf"rank 0: rank {rank} \(stage 1, layers 9-12, on \S+\) {hangs}"
         assert any(re.search(rf"{name}; still alive$", line) for line in lines), lines
         lost = rf"{name}, the last \S+ s without a byte: check its disk, .*; the run goes on with .*{layers}"
         assert any(re.search(lost, line) for line in lines), lines
         assert re.search(hangs, ended[rank].err)
+
+
+def test_run_begins_without_a_rank_that_is_killed_while_others_are_awaited(
+    tmp_path: Path, pixels: Path, undisturbed: bytes
+) -> None:
+    own = {0: ("--input", pixels, "--output", "out.npz")}
+    with World(tmp_path, 4, *OPTIONS, "-c", "tcp", "--timeout", 60, own=own) as ranks:
+        ranks.start(0, 1, 3)
+        # So its hello has been heard; nobody is at a terminal.
+        ranks.until(lambda: " of 4 to start\n" in ranks.text(1, "err"), "rank 1 hears for whom it waits")
+        ranks.until(lambda: " of 4 to start\n" in ranks.text(3, "err"), "rank 3 hears it, too")
+        ranks.signal(1, signal.SIGKILL)
+        assert ranks.wait(1)[1].status == -signal.SIGKILL
+        ended = ranks.start(2).wait(0, 2, 3)
+        said = ranks.text(0, "err")
+    assert [end.status for end in ended.values()] == [0, 0, 0], ended
+    assert (tmp_path / "out.npz").read_bytes() == undisturbed
+    assert re.search(r"rank 0: waiting for ranks? \S.* of 4 to start\n", said)
+    lost = r"rank 0: rank 1 \(on \S+\) is gone: it was killed or lost its network; the run [a-z ,]+with "
+    assert re.search(lost + "layers 1-8 on rank 0, layers 9-12 on rank 3, layers 13-16 on rank 2", said)
 
 
 def test_rank_whose_disk_is_dead_ends_a_run_that_is_to_stop(tmp_path: Path, pixels: Path) -> None:

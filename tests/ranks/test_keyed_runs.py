@@ -110,6 +110,18 @@ def test_a_rank_with_another_key_ends_and_the_run_waits_for_the_right_one(tmp_pa
     assert [end.status for end in ended.values()] == [0, 0], ended
 
 
+def test_a_run_does_not_begin_without_a_rank_that_was_refused(tmp_path: Path, key: Path) -> None:
+    write_secret(tmp_path / "other.pem", make_key(), "FILE")
+    options = ("-m", "vit-digits", "-pt", "1,8,9,16", "-b", 16, "--timeout", 5)
+    with World(tmp_path, 2, *options, own={0: ("--key", key), 1: ("--key", "other.pem")}) as world:
+        ended = world.start().wait()
+        notes = world.text(0, "err")
+    assert [end.status for end in ended.values()] == [4, 2], ended
+    assert "a process at 127.0.0.1 has another key; ranks still missing: 1" in notes
+    why = "rank 1 of 2 never appeared within 5 s (a process at 127.0.0.1 has another key): "
+    assert f"{why}give every rank the same --key" in notes
+
+
 def test_an_auction_and_its_run_share_a_key(tmp_path: Path, key: Path) -> None:
     with Auction(tmp_path, 2) as auction:
         for rank in range(2):

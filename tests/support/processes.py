@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -42,6 +43,10 @@ from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
 DEADLINE_S = 60.0
+_NOTICES_OF_PATIENCE = re.compile(
+    r"^.*(waiting for ranks? .* to start|all [\d,]+ ranks are here|rank 0 is here|; still alive)\n", re.M
+)
+"""Lines that ranks say while they wait for each other. Whether they do so depends on the machine's speed."""
 NO_KEY = "links and control are open"
 """Part of what rank 0 says, where a run has no key, on any network but the loopback."""
 DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
@@ -64,6 +69,7 @@ class Ended:
     status: int
     out: str
     err: str
+    """Standard error, without the lines that only a slow start causes."""
 
     @property
     def line(self) -> str:
@@ -283,7 +289,8 @@ class Programs:
             for rank in tuple(waiting):
                 status = self._ranks[rank].status(within=0.02)
                 if status is not None:
-                    out, err = self.text(rank, "out"), self.text(rank, "err")
+                    out = self.text(rank, "out")
+                    err = _NOTICES_OF_PATIENCE.sub("", self.text(rank, "err"))
                     ended[rank] = Ended(status, out, err)
                     waiting.remove(rank)
             if waiting and time.monotonic() > deadline:

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from ports import free_port
 from trouble import DIGITS, Cases, Patch, Play, beside, raising, refused, start
 
 from pipeedge.control import hub_address
+from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.messages import TO_HUB, Decoder
@@ -23,6 +24,7 @@ from pipeedge.plan.facts import disagreements, rank_facts
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import context
+from pipeedge.run.decision import Decider
 from pipeedge.transport import interfaces, p2p
 
 CASES = Cases()
@@ -53,6 +55,50 @@ def ranks_are_absent(patch: Patch) -> str:
 @says("waiting for ranks 1, 2 of 3 to start")
 def ranks_are_awaited(patch: Patch) -> str:
     return Play().hello(0).beat(2.1, {0: RankStatus()}).said
+
+
+@says("all 3 ranks are here")
+def ranks_have_come(patch: Patch) -> str:
+    return Play().hello(0).beat(2.1, {0: RankStatus()}).hello(1, 2).said
+
+
+@says("waiting for rank 0 at … to start", "rank 0 is here")
+def rank_0_comes_late(patch: Patch) -> str:
+    patch.setattr(hub_address, "_PATIENCE_S", 0.0)
+    port, said = free_port(), list[str]()
+    with contextlib.ExitStack() as stack:
+
+        def show(line: str, over: bool) -> None:
+            said.append(line)
+            if not over:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+
+        HubAddress("127.0.0.1", port).dial(30.0, show).close()
+    return "\n".join(said)
+
+
+def begins_without_rank_1(left_out: Failure) -> str:
+    """Return what rank 0 says when it has decided to begin with itself alone."""
+    said: list[str] = []
+    line = "0 2 -c tcp -m vit-digits -pt 1,8,9,16"
+    asked = parse_runtime(line.split(), Environment()).request
+    rendezvous = cast(Any, SimpleNamespace(close=lambda: None))
+    me = cast(Any, SimpleNamespace())
+    own = context.RankContext(asked, DIGITS, me, said.append, me, me, me, rendezvous)
+    told = rank_facts(asked, DIGITS, weights="w", items=3, max_tokens=None)
+    Decider(own, left_out=lambda: {1: left_out}).decide({0: told})
+    return said[0]
+
+
+@says("rank 1 of 2 never appeared within 60 s; the run begins without it, with …")
+def a_rank_does_not_come(patch: Patch) -> str:
+    return begins_without_rank_1(Failure(FailureKind.ABSENT, "never appeared", 1, "rank 1"))
+
+
+@says("rank 1 (on pi2) is gone: it was killed or lost its network; the run begins without it, with …")
+def a_rank_is_lost_before_the_start(patch: Patch) -> str:
+    cause = "it was killed or lost its network"
+    return begins_without_rank_1(Failure(FailureKind.GONE, cause, 1, "rank 1 (on pi2)"))
 
 
 @says("rank 1 has already joined, from pi2: start each rank once")

@@ -336,6 +336,16 @@ def a_process_has_another_key(patch: Patch) -> str:
     return str(notice.line)
 
 
+@says(
+    "ranks 1, 2 of 3 never appeared within 60 s (a process at 10.0.0.9 has another key): give every rank the "
+    "same --key"
+)
+def a_refused_rank_does_not_come_again(patch: Patch) -> str:
+    play = Play().hello(0)
+    play.state.refused("10.0.0.9", "has another key", 1.0)
+    return play.beat(61, {0: RankStatus()}).said
+
+
 @says("FILE open.pem: exists already, and is not replaced: name another")
 def a_key_exists(patch: Patch) -> str:
     return refused(lambda: write_secret(Path("open.pem"), KEY, "FILE"))

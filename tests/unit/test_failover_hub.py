@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from pipeedge.base.errors import EXIT_INFEASIBLE
+from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Terms
 from pipeedge.control.changing import Dropped, Switched
@@ -33,16 +33,35 @@ class Run:
         world: number of ranks.
         participants: ranks with a part in the first plan; without any, it is still to be made.
         late: ranks that do not come in time.
+        waits: whether they still may come.
+        data_rank: rank that reads the input.
+        ends_if_refused: whether an absent rank ends the run if a process was refused.
     """
 
-    def __init__(self, world: int, *participants: int, late: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        world: int,
+        *participants: int,
+        late: tuple[int, ...] = (),
+        waits: bool = False,
+        data_rank: int = 0,
+        ends_if_refused: bool = False,
+    ) -> None:
         self.now = 100.0
         self.world = world
-        terms = Terms(TIMEOUT_S, required=frozenset({0}), joins_later=True)
+        self.data_rank = data_rank
+        terms = Terms(
+            TIMEOUT_S,
+            required=frozenset({0, data_rank}),
+            joins_later=True,
+            ends_if_refused=ends_if_refused,
+        )
         self.state = HubState(world_size=world, timeout_s=TIMEOUT_S, now=self.now, terms=terms)
         self.told: dict[int, list[Message]] = {}
         for rank in set(range(world)) - set(late):
             self.come(rank, 10 + rank)
+        if waits:
+            return
         if late:
             assert self.state.roster.facts() is None  # they may still come
             self.pass_time(TIMEOUT_S + 0.5)
@@ -50,11 +69,12 @@ class Run:
         assert facts is not None
         assert facts.keys() == set(range(world)) - set(late)
         if participants:
-            first = Announcement(
-                Raw(b'{"epoch":1}'), participants, stages(*participants), data_rank=0, goes_on=True
-            )
-            self.note(self.state.plan(first, self.now))
-        self.participants = participants
+            self.first_plan(*participants)
+
+    def first_plan(self, *participants: int) -> None:
+        names, data_rank = stages(*participants), self.data_rank
+        first = Announcement(Raw(b'{"epoch":1}'), participants, names, data_rank=data_rank, goes_on=True)
+        self.note(self.state.plan(first, self.now))
 
     def note(self, outgoing: list[tuple[int, Message]]) -> None:
         for connection, message in outgoing:
@@ -481,3 +501,103 @@ def test_newcomer_that_hangs_before_it_states_its_facts_is_sent_away() -> None:
     assert not run.heard(10, "abort")
     run.come(2, 32)
     assert isinstance(run.state.task(), Newcomer)
+
+
+# --- losses before the start ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["closed", "silent", "hung"])
+@pytest.mark.parametrize("knows", [False, True], ids=["before its facts", "after its facts"])
+def test_rank_that_is_lost_before_the_plan_is_left_out(end: str, knows: bool) -> None:
+    run = Run(4, late=(1, 2), waits=True)
+    run.say(11, Hello(1, 4, "pi1"))
+    if knows:
+        run.say(11, Facts(Raw(b"{}")))
+    if end == "closed":
+        run.close(11)
+    elif end == "silent":
+        run.pass_time(7.5, 11)
+    else:
+        hang(run, 11)
+    assert run.state.verdict is None
+    assert "rank 1 (on pi1) " in run.state.roster.left_out[1].line
+    assert run.state.roster.facts() is None  # rank 2 may still come
+    run.come(2, 12)
+    facts = run.state.roster.facts()
+    assert facts is not None
+    assert sorted(facts) == [0, 2, 3]
+    run.first_plan(0, 2)
+    run.start(1, 10, 12)
+    assert [message.epoch for message in run.heard(12, "run")] == [1]
+    run.come(1, 21)  # started again, it is a spare
+    assert isinstance(run.state.task(), Newcomer)
+
+
+def test_rank_that_is_lost_before_the_plan_may_come_again_in_time() -> None:
+    run = Run(3, late=(1, 2), waits=True)
+    run.come(1, 11)
+    run.close(11)
+    run.come(1, 21)
+    run.come(2, 12)
+    facts = run.state.roster.facts()
+    assert facts is not None
+    assert sorted(facts) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_loss_before_the_plan_of_a_rank_without_which_nothing_goes_ends_the_run(rank: int) -> None:
+    run = Run(3, data_rank=2)
+    run.close(10 + rank)
+    assert run.state.verdict is not None
+    assert run.state.verdict.line == f"rank {rank} (on pi{rank}) is gone: {KILLED}"
+
+
+def test_loss_while_the_first_plan_is_made_leads_to_another_one() -> None:
+    run = Run(4)
+    run.close(11)
+    run.first_plan(0, 1, 2)
+    assert run.state.verdict is None
+    assert run.heard(12, "plan")
+    assert not run.heard(12, "prepare")
+    wanted = run.plan(0, 2, 3)
+    assert (sorted(wanted.facts), wanted.cause) == ([0, 2, 3], f"rank 1 (on pi1) is gone: {KILLED}")
+    assert wanted.lost == (1,)
+    run.start(1, 10, 12, 13)
+    assert [message.epoch for message in run.heard(13, "run")] == [1]
+
+
+def test_loss_of_a_rank_without_a_part_while_the_first_plan_is_made_is_none() -> None:
+    run = Run(4)
+    run.close(13)
+    run.first_plan(0, 1, 2)
+    assert [message.epoch for message in run.heard(12, "prepare")] == [1]
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["continue was given", "by default"])
+def test_absent_rank_that_may_have_been_refused_ends_the_run_unless_the_user_excused_it(said: bool) -> None:
+    run = Run(3, late=(2,), waits=True, ends_if_refused=not said)
+    run.note(run.state.refused("10.0.0.9", "has another key", run.now))
+    run.note(run.state.closed(77, run.now, left="10.0.0.8"))
+    run.pass_time(TIMEOUT_S + 0.5)
+    if said:
+        assert run.state.verdict is None
+        assert run.state.roster.left_out.keys() == {2}
+        return
+    assert run.state.verdict is not None
+    assert run.state.verdict.exit_code == EXIT_PEER
+    assert run.state.verdict.line == (
+        "rank 2 of 3 never appeared within 10 s (a process at 10.0.0.9 has another key): "
+        "give every rank the same --key"
+    )
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["all came", "a scanner"])
+def test_refused_process_does_not_matter_if_it_was_none_of_the_ranks(comes: bool) -> None:
+    run = Run(3, late=(2,), waits=True, ends_if_refused=True)
+    why = "has another key" if comes else "does not speak TLS 1.3"
+    run.note(run.state.refused("10.0.0.9", why, run.now))
+    if comes:
+        run.come(2, 12)
+    run.pass_time(TIMEOUT_S + 0.5)
+    assert run.state.verdict is None
+    assert run.state.roster.facts() is not None

@@ -284,5 +284,6 @@ def test_missing_ranks_are_named_after_a_while_and_on_change() -> None:
     assert waiting(5.0) == []
     hello(2, 6.0)
     assert waiting(6.1) == ["waiting for rank 1 of 3 to start"] * 2
-    hello(1, 7.0)
+    late = [message for _, message in state.received(1, Hello(1, 3, "pi"), 7.0)]
+    assert late == [Waiting("all 3 ranks are here", over=True)] * 3
     assert waiting(7.1) == []
