@@ -29,9 +29,10 @@ from pipeedge.request.scheduling import CompressionRequest, ScheduleRequest
 
 if TYPE_CHECKING:
     from pipeedge.plan.joint_choice import JointPlan, Trial
+    from pipeedge.plan.problem import Problem
     from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
-__all__ = ["PlannedSchedule", "plan_schedule", "scheduler_request"]
+__all__ = ["PlannedSchedule", "check_schedule", "plan_schedule", "scheduler_request"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,34 @@ class PlannedSchedule:
     """Costs of losing each host, if they were asked for and the scheduler made the schedule."""
     microbatch_size: int | None = None
     """Number of items in a microbatch, if it was chosen with the schedule; None for that of the request."""
+
+
+def check_schedule(request: RunRequest, model: Outline) -> None:
+    """Check all that this rank can know of the schedule before it hears of the others.
+
+    Every rank may be given ``-pt``. The rest is rank 0's: a schedule file is read, and so are the files of
+    the scheduler, whose answer may depend on the input.
+
+    Raises:
+        RequestError: A file cannot be read, or something does not fit the model or the world.
+    """
+    wanted = request.schedule
+    if wanted.partition is None and request.world.rank != 0:
+        return
+    if not wanted.automatic or wanted.partition is not None:
+        plan_schedule(request, model)
+        return
+    from pipeedge.plan.spec_files import read_files
+
+    read_files(
+        models=wanted.models_file,
+        device_types=wanted.dev_types_file,
+        devices=wanted.dev_file,
+        neighbors=wanted.dev_neighbors_file,
+    )
+    asked, _ = scheduler_request(request, model, None, eight_bit=True)
+    if not wanted.joint and not wanted.automatic_dtype:
+        _read_problem(asked, wanted)
 
 
 def plan_schedule(
@@ -208,9 +237,15 @@ def _solved(asked: SchedulerRequest, wanted: ScheduleRequest) -> tuple[Solution,
     if wanted.automatic_dtype:
         found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
         return found, (note,)
+    return scheduler.solve(_read_problem(asked, wanted), hosts=wanted.hosts), ()
+
+
+def _read_problem(asked: SchedulerRequest, wanted: ScheduleRequest) -> Problem:
+    """Return what the scheduler's files ask for, with stages of one number type."""
+    from pipeedge.plan import scheduler
+
     dtype = (wanted.dtypes or ("float32",))[0]
-    problem = scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
-    return scheduler.solve(problem, hosts=wanted.hosts), ()
+    return scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
 
 
 def _scaling_notes(found: Solution, prediction: Prediction, tokens: int | None) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from pipeedge.control.forms import Joining
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import check_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
@@ -81,8 +81,7 @@ def run(
     membership = load_membership(request.world.keys)
     with report_early_failure(request.world, membership):
         model = find_model(request.model.name)
-        if request.schedule.partition is not None:
-            plan_schedule(request, model)  # every rank has -pt, so each answers before it waits for others
+        check_schedule(request, model)
     world = request.world
     if membership is None and _speaks_openly(request):
         warn(open_to_all())

@@ -7,10 +7,13 @@ import math
 from pathlib import Path
 
 import pytest
+from ports import free_port
+from rich.console import Console
 from runtime_request import request
 from shipped_model import DIGITS
 
-from pipeedge.base.errors import InfeasibleError, PipeEdgeError, ScheduleError
+from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.control.session import Session
 from pipeedge.data.defaults import shipped_sentences
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import plan_schedule
@@ -24,6 +27,7 @@ from pipeedge.plan.specs import (
     ModelSpec,
     TransportHandling,
 )
+from pipeedge.run import pipeline
 from pipeedge.run.preview import show_schedule
 
 
@@ -76,6 +80,29 @@ def write_text_cluster(folder: Path, lengths: tuple[int, ...]) -> str:
     save_device_types(folder / "t.yml", {"board": board})
     (folder / "d.yml").write_text("board: [a, b]\n")
     return f"-m {model.name} -sm {folder}/m.yml -sdt {folder}/t.yml -sd {folder}/d.yml -H a,b"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("-sm nope.yml -sdt t.yml -sd d.yml", "nope.yml: no such file"),
+        ("-sm m.yml -sdt t.yml -sd nope.yml --plan auto", "nope.yml: no such file"),
+        ("-sm m.yml -sdt t.yml -sd d.yml -sdn nope.yml --dtype auto", "nope.yml: no such file"),
+        ("-sm m.yml -sdt t.yml -sd d.yml -m bert-large-uncased", "bert-large-uncased"),
+        ("--schedule-file nope.yml", "nope.yml: no such file"),
+        ("-q 9,9,9 -pt 1,24,25,48", "bit"),
+        ("-q 4,4,4", "-q"),
+    ],
+)
+def test_rank_0_checks_its_options_and_files_before_it_waits_for_others(
+    options: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text_cluster(tmp_path, (512,))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "open", lambda session: pytest.fail("it waits for others"))
+    line = f"0 2 -m bert-base-uncased {options} --timeout 0.1 --port {free_port()}"
+    with pytest.raises(RequestError, match=says):
+        pipeline.run(request(line), Console, lambda line: None)
 
 
 @pytest.mark.parametrize(
