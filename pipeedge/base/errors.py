@@ -19,11 +19,13 @@ rank, the stage and the first cause.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from pipeedge.base.wording import printable
 
 __all__ = [
+    "RAISE_FILE_LIMIT",
     "Account",
     "DeadlineError",
     "InfeasibleError",
@@ -37,9 +39,14 @@ __all__ = [
     "SpecError",
     "WeightsError",
     "exit_code",
+    "has_too_many_files",
     "one_line",
 ]
 
+RAISE_FILE_LIMIT = "raise the limit of open files, for example with: ulimit -n 1024"
+"""Remedy for the user where a process may not open another file or connection."""
+
+_TOO_MANY_FILES = ("Too many open files", "Failed to init uv loop")
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_REQUEST = 2
@@ -119,12 +126,33 @@ class DeadlineError(PeerError):
 
 def exit_code(error: BaseException) -> int:
     """Return the process exit status for ``error``."""
-    return error.exit_code if isinstance(error, PipeEdgeError) else EXIT_FAULT
+    if isinstance(error, PipeEdgeError):
+        return error.exit_code
+    return EXIT_REQUEST if has_too_many_files(error) else EXIT_FAULT
+
+
+def has_too_many_files(error: BaseException | None) -> bool:
+    """Return whether ``error``, or one that led to it, says that this process may open no more files.
+
+    Those of torch say so in words.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return True
+        if any(words in str(error) for words in _TOO_MANY_FILES):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def one_line(error: BaseException) -> str:
     """Return ``error`` as one printable line, never empty, with line breaks and runs of blanks folded."""
     text = printable(" ".join(str(error).split()))
+    if has_too_many_files(error):
+        what = text if isinstance(error, PipeEdgeError) and text else "too many open files"
+        return what if RAISE_FILE_LIMIT in what else f"{what}: {RAISE_FILE_LIMIT}"
     if isinstance(error, PipeEdgeError):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

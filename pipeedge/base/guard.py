@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from pipeedge.base.errors import EXIT_OK, PipeEdgeError, exit_code, one_line
+from pipeedge.base.errors import EXIT_FAULT, EXIT_OK, PipeEdgeError, exit_code, one_line
 from pipeedge.base.streams import open_standard_streams, say
 
 __all__ = ["INTERRUPTED", "guard"]
@@ -33,7 +33,8 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
         if verbose:
             traceback.print_exc()
         line = one_line(error)
-        if not isinstance(error, PipeEdgeError) and not verbose:
+        is_ours = exit_code(error) == EXIT_FAULT and not isinstance(error, PipeEdgeError)
+        if is_ours and not verbose:
             line = f"internal error: {line} (run again with --verbose to see where)"
         say(program, line)
         return exit_code(error)

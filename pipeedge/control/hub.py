@@ -246,6 +246,8 @@ class Hub:
         if someone_knocks:
             for caller in self._door.accept(set(self._state.roster.connections())):
                 self._drop(caller)
+            if self._door.lacks_files:
+                self._queue(self._state.shut_out(self._clock()))
 
     def _welcome(self, number: int, sock: socket.socket, peer: str, close_at: float) -> RankCaller:
         end = ClearEnd(accepts=True) if self._context is None else SealedEnd(self._context)

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Raw, Struct
 
-from pipeedge.base.errors import EXIT_FAULT
+from pipeedge.base.errors import EXIT_FAULT, RAISE_FILE_LIMIT
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attendance import Attendance, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
@@ -231,6 +231,11 @@ class HubState:
     def refused(self, peer: str, why: str, now: float) -> list[tuple[int, Message]]:
         """Handle a process at the address ``peer`` that is no member, for the reason ``why``."""
         return self._tell_stranger(f"{peer} {why}", now, has_other_key="key" in why)
+
+    def shut_out(self, now: float) -> list[tuple[int, Message]]:
+        """Handle a process that could not be let in, because the hub's process may open no more files."""
+        what = f"an unknown address was not let in, as rank 0 has too many open files: {RAISE_FILE_LIMIT}"
+        return self._tell_stranger(what, now)
 
     def _tell_stranger(
         self, what: str, now: float, *, has_other_key: bool = False

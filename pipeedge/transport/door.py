@@ -100,6 +100,8 @@ class Door(Generic[CallerT]):
         self._most = most
         self._clock = clock
         self._resume_at = math.inf
+        self.lacks_files = False
+        """Whether the last connection was not accepted because this process may open no more files."""
         self.callers: dict[int, CallerT] = {}
         """Connections by number, oldest first."""
         self.opened = 0
@@ -126,12 +128,13 @@ class Door(Generic[CallerT]):
         Args:
             staying: Numbers of callers that do not give way to others.
         """
-        room = self._most
+        room, self.lacks_files = self._most, False
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
                 # Nobody is waiting, or the peer has closed it already. Or there are no more file descriptors.
+                self.lacks_files = error.errno == errno.EMFILE
                 if error.errno in _EXHAUSTED:
                     room = min(room, len(self.callers) - 1)
                     self._pause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import socket
 import sys
@@ -17,7 +18,7 @@ from rich.console import Console
 from trouble import KEY, MIB, OTHER_KEY, Cases, Patch, Play, raising, refused
 from wire_messages import connected
 
-from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
@@ -373,6 +374,21 @@ def the_run_has_no_key(patch: Patch) -> str:
 @says("--key protects the control connection alone: …")
 def a_training_has_a_key(patch: Patch) -> str:
     return training.describe_openness(Membership.from_text(KEY, "--key k.pem"))
+
+
+@says("too many open files: raise the limit of open files, for example with: ulimit -n 1024")
+def a_process_may_open_no_more_files(patch: Patch) -> str:
+    return one_line(OSError(errno.EMFILE, "Too many open files"))
+
+
+@says(
+    "… was not let in, as rank 0 has too many open files: raise the limit of open files, for example with: "
+    "ulimit -n 1024; ranks still missing: 1, 2"
+)
+def rank_0_may_open_no_more_files(patch: Patch) -> str:
+    play = Play().hello(0)
+    play.note(play.state.shut_out(1.0))
+    return play.said
 
 
 @says("the display of the run has failed: …")
