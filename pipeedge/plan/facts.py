@@ -87,6 +87,10 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         "weights": ("the weights (-M)", "copy the same file to all"),
     }
     for key, (name, remedy) in what.items():
+        mute = [rank for rank in sorted(facts) if key not in facts[rank]]
+        if mute and len(mute) < len(facts):
+            yield f"rank {mute[0]} does not state {name}: install the same version of PipeEdge on all"
+            continue
         known = {rank: facts[rank].get(key) for rank in sorted(facts) if facts[rank].get(key) is not None}
         for rank, value in known.items():
             first = next(iter(known))

@@ -195,6 +195,11 @@ def weights_differ(patch: Patch) -> str:
     return "\n".join(disagreements({0: {"weights": "1a2b"}, 1: {"weights": "3c4d"}}))
 
 
+@says("rank 2 does not state the version of PipeEdge: install the same version of PipeEdge on all")
+def facts_are_missing(patch: Patch) -> str:
+    return "\n".join(disagreements({0: {"version": "1.0"}, 1: {"version": "1.0"}, 2: {}}))
+
+
 @says("rank 1 was given --output out.csv, rank 0 was not; rank 0 is the data rank: give it to rank 0")
 def an_option_on_the_wrong_rank(patch: Patch) -> str:
     facts = [

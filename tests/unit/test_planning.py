@@ -167,6 +167,27 @@ def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: obj
     assert "; " in line  # and what to do
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("left", "what"),
+    [
+        (set(), "the version of PipeEdge"),
+        ({"version", "torch", "memory_bytes"}, "the microbatch size (-u)"),
+        (facts().keys() - {"weights"}, "the weights (-M)"),
+    ],
+    ids=["nothing", "little", "no weights"],
+)
+def test_rank_that_does_not_state_what_is_compared_does_not_agree(
+    rank: int, left: set[str], what: str
+) -> None:
+    told = {each: facts() for each in range(3)}
+    told[rank] = {key: value for key, value in facts().items() if key in left}
+    assert (
+        disagreement(told)
+        == f"rank {rank} does not state {what}: install the same version of PipeEdge on all"
+    )
+
+
 def test_options_may_be_given_to_every_rank_or_to_the_one_that_obeys_them() -> None:
     plan = "-pt 1,8,9,16 -r 0,1 -q 8,0 --dtype float32 --clamp laplace --link-transform off -H a,b,c"
     data = "-D 2 -b 9 --seed 3 --output o.csv --report r.json --trace t.json --check 4 --skip-bad-input"
