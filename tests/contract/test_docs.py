@@ -320,8 +320,8 @@ def test_an_option_of_another_program_is_found(tmp_path: Path, text: str, unknow
     assert [line.partition(" ")[0] for line in unknown_options(Page.read(tmp_path / "page.md"))] == unknown
 
 
-FOREIGN = {"-DNDEBUG", "--master-port"}
-"""Options of compilers and of torchrun."""
+FOREIGN = {"-DNDEBUG", "--master-port", "-n"}
+"""Options of compilers, of torchrun, and of the shell's ulimit."""
 
 
 @pytest.mark.parametrize(
