@@ -12,10 +12,11 @@ service      a model with all of these, for Python and for HTTP
 Over HTTP, each module only uses those above it:
 
 bodies, tensors      what clients send, as JSON and as bytes
-gate                 keys, limits of bodies, slow clients
+zero_shot            classes that come with a request
+gate                 hosts and keys, limits of bodies, slow clients
 asking               items in, answers out, on the event loop
 routes, inference    handlers: what clients of other servers know; the Open Inference Protocol
 pages                the pages, and what figures and watching tell; description and reference: all routes
 application          all routes
-server, serving      connections and their limits; from the first rank to the last reply
+server, serving      connections, their limits and their end; from the first rank to the last reply
 """

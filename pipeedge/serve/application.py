@@ -11,7 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
+from pipeedge.base.errors import InputError
+from pipeedge.base.wording import excerpt
 from pipeedge.serve.asking import Asker
+from pipeedge.serve.description import query_parameters
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.gate import Gate, GateLimits
 from pipeedge.serve.inference import InferenceRoutes
@@ -48,6 +51,7 @@ def make_application(asker: Asker, watch: PipelineWatch, limits: GateLimits) -> 
 def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list[Route]:
     """Return every route with its handler."""
     model = "/v2/models/{model:path}"
+    version = f"{model}/versions/1"
     return [
         _PathRoute("/", get=pages.index, post=routes.root),
         _PathRoute("/status", get=pages.status),
@@ -55,19 +59,30 @@ def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list
         _PathRoute("/metrics", get=pages.metrics),
         _PathRoute("/docs", get=pages.docs),
         _PathRoute("/openapi.json", get=pages.openapi),
+        _PathRoute("/info", get=pages.info),
+        _PathRoute("/v1/models", get=pages.models),
+        _PathRoute("/v1/models/{model:path}", get=pages.named),
         _PathRoute("/v1/embeddings", post=routes.embeddings),
+        _PathRoute("/v1/rerank", post=routes.rank),
         _PathRoute("/embed", post=routes.embed),
+        _PathRoute("/similarity", post=routes.similarity),
         _PathRoute("/predict", post=routes.predict),
         _PathRoute("/rerank", post=routes.rerank),
         _PathRoute("/classify", post=routes.classify),
         _PathRoute("/v2", get=inference.server),
         _PathRoute("/v2/health/live", get=inference.live),
         _PathRoute("/v2/health/ready", get=inference.ready),
-        _PathRoute(f"{model}/versions/1/infer", post=inference.infer),
-        _PathRoute(f"{model}/versions/1/ready", get=inference.ready),
-        _PathRoute(f"{model}/versions/1", get=inference.metadata),
+        _PathRoute("/v2/repository/index", post=inference.index),
+        _PathRoute("/v2/models/stats", get=inference.statistics),
+        _PathRoute(f"{version}/infer", post=inference.infer),
+        _PathRoute(f"{version}/ready", get=inference.ready),
+        _PathRoute(f"{version}/config", get=inference.config),
+        _PathRoute(f"{version}/stats", get=inference.statistics),
+        _PathRoute(version, get=inference.metadata),
         _PathRoute(f"{model}/infer", post=inference.infer),
         _PathRoute(f"{model}/ready", get=inference.ready),
+        _PathRoute(f"{model}/config", get=inference.config),
+        _PathRoute(f"{model}/stats", get=inference.statistics),
         _PathRoute(model, get=inference.metadata),
     ]
 
@@ -79,8 +94,9 @@ class _PathRoute(Route):
     """
 
     def __init__(self, path: str, *, get: Handler | None = None, post: Handler | None = None) -> None:
+        described = path.replace(":path", "")
         handlers = {
-            method: _guarded(handler)
+            method: _guarded(handler, query_parameters(method, described))
             for method, handler in (("GET", get), ("POST", post))
             if handler is not None
         }
@@ -96,12 +112,18 @@ class _PathRoute(Route):
         return (Match.NONE if match is Match.NONE else Match.FULL), found
 
 
-def _guarded(handler: Handler) -> Handler:
-    """Return ``handler`` with a reply for each of its failures."""
+def _guarded(handler: Handler, parameters: frozenset[str]) -> Handler:
+    """Return ``handler`` with a reply for each of its failures, and for parameters that it does not take."""
 
     @functools.wraps(handler)
     async def handle(request: Request) -> Response:
         try:
+            unknown = next((name for name in request.query_params if name not in parameters), None)
+            if unknown is not None:
+                takes = ", ".join(sorted(parameters)) or "none"
+                raise InputError(
+                    f"there is no parameter {excerpt(unknown)} in this address; it takes {takes}"
+                )
             return await handler(request)
         except HTTPException:
             raise

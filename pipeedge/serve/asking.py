@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
 
 import anyio
 from starlette.requests import Request
@@ -14,19 +18,44 @@ from starlette.requests import Request
 from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
-from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError, RequestQueue
 from pipeedge.serve.service import Service
 
-__all__ = ["Asker"]
+__all__ = ["AskedCounts", "Asker", "Prepare"]
+
+_Result = TypeVar("_Result")
+
+Prepare: TypeAlias = Callable[[range], Sequence[Item | InputError]]
+"""Returns some items of a request, by their numbers, or why one of them is none."""
 
 _DEADLINE_HEADER = "x-request-timeout"
 _RECENT_S = 30.0
 """Seconds since the last result for which the pipeline counts as healthy."""
 _PROBE_S = 5.0
 """Seconds within which an item of the server's own must be answered."""
+
+
+@dataclass(frozen=True)
+class AskedCounts:
+    """Counts of requests to the model, and the time that they took."""
+
+    answers: int = 0
+    answers_s: float = 0.0
+    """Seconds that all of them took together, from a request to its answer."""
+    failures: int = 0
+    failures_s: float = 0.0
+    last_at: float = 0.0
+    """Time of the last answer, in seconds since 1970; 0 before the first."""
+
+    def answered(self, seconds: float, now: float) -> AskedCounts:
+        """Return the counts with one more answer."""
+        return replace(self, answers=self.answers + 1, answers_s=self.answers_s + seconds, last_at=now)
+
+    def failed(self, seconds: float) -> AskedCounts:
+        """Return the counts with one more request without an answer."""
+        return replace(self, failures=self.failures + 1, failures_s=self.failures_s + seconds)
 
 
 class Asker:
@@ -45,91 +74,98 @@ class Asker:
         self._timeout_s = timeout_s
         self._clock = clock
         self._workers = ThreadPoolExecutor(read_threads(), "prepare")
-
-    def check_count(self, items: int) -> None:
-        """Refuse a request with more items than may ever wait, before any of them is prepared.
-
-        Raises:
-            InputError: There are too many.
-        """
-        self.service.queue.check_count(items)
+        self.asked = AskedCounts()
+        """Counts of requests to the model."""
 
     async def answers(
         self,
         request: Request,
-        prepare: Callable[[], Sequence[Item]],
+        items: int,
+        prepare: Prepare,
         *,
         quick: bool = False,
-        least: int = 1,
-    ) -> list[ModelAnswer]:
-        """Return the answer of each item.
+        timeout_s: float = math.inf,
+    ) -> PendingAnswers:
+        """Wait for the answers of a request, and return them.
 
         Args:
             request: The request.
+            items: Number of its items.
             prepare: Decodes or tokenises what is asked about.
             quick: Whether that takes so little time that another thread is not worth waking.
-            least: Smallest number of items.
+            timeout_s: Seconds that the client waits, if it says so in the body.
 
         Raises:
-            InputError: Something cannot be read, or there are fewer items, or more than may wait.
-            QueueFullError: There is no room for them.
+            InputError: Something cannot be read, or there are no items, or too many.
+            QueueFullError: Too many requests wait.
             ExpiredError: They were not answered in time.
             HttpError: The client has left.
             PipeEdgeError: The pipeline could not compute one of them.
         """
-        timeout_s = self._timeout(request)
-        return await self._answers(request, prepare, timeout_s, quick=quick, least=least)
+        timeout_s = min(timeout_s, self._timeout(request))
+        began = self._clock()
+        try:
+            answers = await self._answers(request, items, prepare, timeout_s, quick=quick)
+        except BaseException:
+            self.asked = self.asked.failed(self._clock() - began)
+            raise
+        self.asked = self.asked.answered(self._clock() - began, time.time())
+        return answers
 
     async def _answers(
-        self,
-        request: Request,
-        prepare: Callable[[], Sequence[Item]],
-        timeout_s: float,
-        *,
-        quick: bool = False,
-        least: int = 1,
-    ) -> list[ModelAnswer]:
-        """Return the answer of each item within ``timeout_s`` seconds, as ``answers`` does."""
-        question = _Question(self.service.queue, prepare, least, timeout_s, self._clock)
+        self, request: Request, items: int, prepare: Prepare, timeout_s: float, *, quick: bool = False
+    ) -> PendingAnswers:
+        """Wait for the answers for ``timeout_s`` seconds, as ``answers`` does."""
+        if not items:
+            raise InputError("the request has no inputs")
+        queue = self.service.queue
+        question = _Question(queue, items, prepare, timeout_s, self._clock)
+        answers = question.answers
         # The loop is woken once, when the last answer is there: every time costs as much as a small answer.
+        # Only a request of several parts needs to be woken for each.
         loop = asyncio.get_running_loop()
-        woken: asyncio.Future[None] = loop.create_future()
+        changed = asyncio.Event()
 
         def wake(_: object = None) -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def wake_loop() -> None:
             with suppress(RuntimeError):  # the server has ended, and with it the loop
-                loop.call_soon_threadsafe(wake)
+                loop.call_soon_threadsafe(changed.set)
 
-        def wait_for_answers(asked: Future[PendingAnswers]) -> None:
-            if asked.cancelled() or asked.exception() is not None:
-                wake_loop()
-            else:
-                asked.result().when_complete(wake_loop)
-
-        asked: Future[PendingAnswers] = Future()
-        if quick:
-            asked.set_result(question.ask())
-        else:
-            asked = self._workers.submit(question.ask)
-        asked.add_done_callback(wait_for_answers)
         left = asyncio.ensure_future(_disconnected(request))
-        left.add_done_callback(wake)
+        left.add_done_callback(lambda _: changed.set())
+
+        async def wait_for(is_true: Callable[[], object]) -> None:
+            """Wait until ``is_true``, or until there is nothing to wait for."""
+            while not (is_true() or answers.complete or left.done()):
+                await changed.wait()
+                changed.clear()
+
         try:
             with anyio.move_on_after(question.left_s):
-                await woken
-            if asked.done() and (answers := asked.result()).complete:
-                return list(answers)
+                answers.when_complete(wake)
+                for first in range(0, items, queue.part_size):
+                    part = range(first, min(first + queue.part_size, items))
+                    is_last = part.stop == items
+                    if not queue.reserve(answers, len(part), wake):
+                        await wait_for(lambda: answers.reserved)
+                    if answers.complete or left.done():
+                        break
+                    if quick:
+                        question.ask(part)
+                        continue
+                    asked = self._workers.submit(question.ask, part)
+                    asked.add_done_callback(functools.partial(_wake_if_over, wake, is_last))
+                    await wait_for(functools.partial(_is_over, asked, is_last))
+                    if asked.done():
+                        asked.result()
+                await wait_for(lambda: False)
+            if answers.complete:
+                return answers
             if left.done():
                 raise HttpError(408, "the client has left", close=True)
             raise question.late()
         finally:
             left.cancel()
             question.give_up()
-            asked.cancel()
-            asked.add_done_callback(_give_up_answers)
 
     def _timeout(self, request: Request) -> float:
         text = request.headers.get(_DEADLINE_HEADER)
@@ -148,10 +184,14 @@ class Asker:
         if self.service.queue.seconds_since_result() < _RECENT_S:
             return True
         try:
-            await self._answers(request, lambda: [self.service.probe()], _PROBE_S)
+            await self._answers(request, 1, lambda _: [self.service.probe()], _PROBE_S)
         except (PipeEdgeError, HttpError):
             return False
         return True
+
+    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Return what ``work`` does, which takes too long for the loop."""
+        return await asyncio.wrap_future(self._workers.submit(work))
 
     def close(self) -> None:
         """Stop the threads that prepare."""
@@ -159,73 +199,79 @@ class Asker:
 
 
 class _Question:
-    """Items that are prepared and join the queue, unless the request is over before.
+    """What a request asks, until it is given up.
 
     Args:
         queue: The queue.
+        items: Number of items.
         prepare: Decodes or tokenises what is asked about.
-        least: Smallest number of items.
         timeout_s: Seconds from now within which the request must be answered, preparation included.
         clock: Returns the time in seconds.
+
+    Raises:
+        InputError: There are too many items.
+        QueueFullError: Too many requests wait.
+        EndedError: The pipeline is ending.
     """
 
     def __init__(
         self,
         queue: RequestQueue,
-        prepare: Callable[[], Sequence[Item]],
-        least: int,
+        items: int,
+        prepare: Prepare,
         timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._queue = queue
-        self._prepare: Callable[[], Sequence[Item]] | None = prepare
-        self._least = least
+        self._prepare: Prepare | None = prepare
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline_s = clock() + timeout_s
+        self.answers = queue.open(items, timeout_s=timeout_s)
 
     @property
     def left_s(self) -> float:
         """Number of seconds until the deadline."""
         return self._deadline_s - self._clock()
 
-    def ask(self) -> PendingAnswers:
-        """Prepare the items, and have them wait for the pipeline.
+    def ask(self, part: range) -> None:
+        """Prepare some items, and have them wait for the pipeline.
 
         One thread does both, as the way back to the loop takes as long as a small answer.
 
         Raises:
-            InputError: Something cannot be read, or there are fewer items, or more than may wait.
-            QueueFullError: There is no room for them.
+            InputError: Something cannot be read.
             ExpiredError: The request is over.
         """
         prepare = self._prepare
         if prepare is None or self.left_s <= 0:
             raise self.late()
-        items = prepare()
-        if len(items) < self._least:
-            raise InputError("the request has no inputs")
-        left_s = self.left_s
-        if self._prepare is None or left_s <= 0:
+        found = prepare(part)
+        if self._prepare is None or self.left_s <= 0:
             raise self.late()
-        return self._queue.submit(items, timeout_s=left_s)
+        self._queue.put(self.answers, found, part.start)
 
     def give_up(self) -> None:
-        """Have nothing prepared or asked any more.
+        """Have nothing prepared, asked or computed any more.
 
         Threads that are busy find the question only later, so it lets go of the content of the request.
         """
         self._prepare = None
+        self.answers.cancel()
 
     def late(self) -> ExpiredError:
         """Return the error of a request that was not answered in time."""
         return ExpiredError(f"the request was not answered within {self._timeout_s:g} s")
 
 
-def _give_up_answers(asked: Future[PendingAnswers]) -> None:
-    """Cancel the answers that are still to come, if there was a question."""
-    if not asked.cancelled() and asked.exception() is None:
-        asked.result().cancel()
+def _is_over(asked: Future[None], is_last: bool) -> bool:
+    """Return whether the loop has to go on after a part was asked: with the next one, or as it has failed."""
+    return asked.done() and (not is_last or asked.cancelled() or asked.exception() is not None)
+
+
+def _wake_if_over(wake: Callable[[], None], is_last: bool, asked: Future[None]) -> None:
+    if _is_over(asked, is_last):
+        wake()
 
 
 async def _disconnected(request: Request) -> None:

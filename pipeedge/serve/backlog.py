@@ -1,9 +1,13 @@
 """Items from their arrival to their answer: those that wait, and the microbatches under way.
 
-    offer ──> waiting ──form──> under way ──land──> answered
-                 │                │    ^
-                 │                └────┘ feed_again: after a failure of the pipeline
-                 └── withdraw, expire, drop_waiting ──> given up
+    open ──> request waits until its last item is under way
+    reserve ──> offer ──> waiting ──form──> under way ──land──> answered
+                             │                │    ^
+                             │                └────┘ feed_again: after a failure of the pipeline
+                             └── withdraw, expire, drop_waiting ──> given up
+
+A request of many items brings them in parts, each when there is room for it. So there are two counts: of the
+requests that wait, and of the items that were prepared and wait.
 
 Uses neither threads nor clocks: ``RequestQueue`` holds its lock during each call, and delivers the answers
 afterwards.
@@ -34,6 +38,9 @@ class Backlog:
         """Counts of items by their outcome; to be changed through this object alone."""
         self._batcher = Batcher(limits)
         self._waiting: dict[int, Entry] = {}
+        self._requests: dict[PendingAnswers, None] = {}
+        """Requests of which some item is neither under way nor given up, in order of arrival."""
+        self._reserved = 0
         self._under_way: deque[Flight] = deque()
         self._again: deque[Flight] = deque()
         """Microbatches under way that are to be fed again."""
@@ -46,9 +53,19 @@ class Backlog:
         return len(self._waiting)
 
     @property
+    def requests(self) -> Sequence[PendingAnswers]:
+        """Requests of which some item is neither under way nor given up."""
+        return tuple(self._requests)
+
+    @property
+    def requests_waiting(self) -> int:
+        """Number of these."""
+        return len(self._requests)
+
+    @property
     def room(self) -> int:
         """Number of further items that may wait."""
-        return self._batcher.room
+        return self._batcher.room - self._reserved
 
     def has_room_under_way(self, window: int) -> bool:
         """Return whether fewer than ``window`` microbatches are under way, or some are to be fed again."""
@@ -60,18 +77,52 @@ class Backlog:
 
     # -- items that wait -----------------------------------------------------------------------------
 
-    def offer(self, entries: Sequence[Entry], deadline_s: float | None) -> bool:
-        """Add items that are not to be computed after ``deadline_s``, all or none.
+    def open(self, answers: PendingAnswers) -> None:
+        """Count a request whose items come now or later."""
+        if answers.unfed:
+            self._requests[answers] = None
 
-        Returns:
-            Whether there was room for them.
-        """
-        first = self._tickets
+    def reserve(self, answers: PendingAnswers, items: int) -> None:
+        """Keep room, which there must be, for items of a request that are still prepared."""
+        self._reserved += items
+        answers.reserved += items
+        answers.queued += items
+
+    def release(self, answers: PendingAnswers, items: int) -> None:
+        """Give up room that was kept."""
+        self._reserved -= items
+        answers.reserved -= items
+        answers.queued -= items
+
+    def offer(self, entries: Sequence[Entry], deadline_s: float | None) -> None:
+        """Add items of one request, not to be computed after ``deadline_s``, into room that it has kept."""
+        if not entries:
+            return
+        first, answers = self._tickets, entries[0].answers
+        self._reserved -= len(entries)
+        answers.reserved -= len(entries)
         if not self._batcher.offer(first, [entry.tokens for entry in entries], deadline_s):
-            return False
+            raise ValueError("no room was kept for these items")
         self._tickets += len(entries)
         self._waiting.update(enumerate(entries, start=first))
-        return True
+
+    def fail(self, answers: PendingAnswers, items: int) -> None:
+        """Count items of a request that could not be prepared, and for which room was kept."""
+        self._reserved -= items
+        answers.reserved -= items
+        answers.unclaimed -= items
+        self._leave(answers, items)
+
+    def _leave(self, answers: PendingAnswers, items: int) -> None:
+        """Count items of a request that do not wait any more."""
+        answers.queued -= items
+        answers.unfed -= items
+        if not answers.unfed:
+            self._requests.pop(answers, None)
+
+    def _left(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._leave(entry.answers, 1)
 
     def refuse(self, items: int) -> None:
         """Count ``items`` that there is no room for."""
@@ -83,18 +134,25 @@ class Backlog:
         for ticket in tickets:
             del self._waiting[ticket]
         self._batcher.cancel(tickets)
-        self.counts.failed += answers.unclaimed
+        self.release(answers, answers.reserved)
+        self._leave(answers, answers.queued)
+        unprepared, answers.unfed = answers.unfed, 0
+        self._requests.pop(answers, None)
+        self.counts.failed += answers.unclaimed - unprepared
         answers.unclaimed = 0
 
     def expire(self, now: float) -> list[Entry]:
         """Remove the items whose deadline is over, and return them."""
-        return list(map(self._waiting.pop, self._batcher.expire(now)))
+        expired = list(map(self._waiting.pop, self._batcher.expire(now)))
+        self._left(expired)
+        return expired
 
     def drop_waiting(self) -> list[Entry]:
         """Remove all items that wait, and return them."""
         dropped = list(self._waiting.values())
         self._batcher.cancel(tuple(self._waiting))
         self._waiting.clear()
+        self._left(dropped)
         return dropped
 
     def drop_all(self) -> list[Entry]:
@@ -132,6 +190,7 @@ class Backlog:
         if not tickets:
             return None
         flight = Flight(self._fed, tuple(map(self._waiting.pop, tickets)), now)
+        self._left(flight.entries)
         self._fed += len(tickets)
         self._under_way.append(flight)
         return flight
@@ -163,9 +222,9 @@ class Backlog:
 
     def retry_after_s(self) -> int:
         """Return the whole seconds after which what waits now has left."""
-        return self.counts.retry_after_s(len(self._waiting))
+        return self.counts.retry_after_s(sum(answers.unfed for answers in self._requests))
 
     def state(self) -> QueueState:
         """Return the state of this moment."""
         under_way = sum(len(flight.entries) for flight in self._under_way)
-        return self.counts.state(len(self._waiting), under_way)
+        return self.counts.state(len(self._requests), len(self._waiting), under_way)

@@ -30,7 +30,7 @@ class BatchLimits:
     max_tokens: int
     """Largest number of tokens in a microbatch, padding included; a longer item travels alone."""
     max_waiting: int
-    """Largest number of items that wait."""
+    """Largest number of items that wait, and of requests that do."""
     max_passes: int = 8
     """Largest number of microbatches with younger items that may leave before an item, while few wait."""
     overhead_tokens: int = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 import pipeedge
 from pipeedge.serve import bodies
 
-__all__ = ["OPEN_PATHS", "openapi_document"]
+__all__ = ["OPEN_PATHS", "openapi_document", "query_parameters"]
 
 
 class Label(Struct):
@@ -48,6 +48,39 @@ class Embeddings(Struct):
     usage: Usage
 
 
+class RankedText(Struct):
+    """A document, and how well it suits the query."""
+
+    index: Annotated[int, Meta(description="number of the document")]
+    relevance_score: Annotated[float, Meta(description="from 0 to 1")]
+    document: Annotated[
+        bodies.RankedDocument | None, Meta(description="its text, if return_documents is true")
+    ] = None
+
+
+class Ranking(Struct):
+    """Reply of ``/v1/rerank``."""
+
+    model: str
+    results: Annotated[list[RankedText], Meta(description="best first")]
+
+
+class ServedName(Struct):
+    """A model that is served."""
+
+    id: Annotated[str, Meta(description="its name")]
+    object: str
+    created: Annotated[int, Meta(description="time of its start, in seconds since 1970")]
+    owned_by: str
+
+
+class ServedNames(Struct):
+    """Reply of ``/v1/models``."""
+
+    object: str
+    data: list[ServedName]
+
+
 class Rank(Struct):
     """A text, and how well it suits the query."""
 
@@ -70,8 +103,8 @@ class _RouteNote:
     tag: str
     summary: str
     text: str = ""
-    body: type | None = None
-    """Form of the body as JSON, or None if there is none."""
+    bodies: tuple[type, ...] = ()
+    """Forms of the body as JSON, of which a model takes one; none if there is no body."""
     other_bodies: tuple[str, ...] = ()
     """Other content types that it takes."""
     reply: Any = None
@@ -90,10 +123,16 @@ _INFER = _RouteNote(
     _TENSORS,
     "Compute the outputs for tensors",
     "Tensors come as JSON or as bytes behind it: text or image as BYTES, or the model's own inputs.",
-    body=bodies.InferBody,
+    bodies=(bodies.InferBody,),
     other_bodies=("application/octet-stream",),
     example={"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a sentence"]}]},
     parameters=("model", "x-request-timeout", "inference-header-content-length"),
+)
+_CONFIG = _RouteNote(_TENSORS, "The model's configuration, as Triton writes it", parameters=("model",))
+_STATISTICS = _RouteNote(
+    _TENSORS,
+    "Number of inferences, and how long requests took",
+    "In the form of Triton. All requests to the model count, by whatever route.",
 )
 _TIMED = ("x-request-timeout",)
 _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
@@ -101,7 +140,7 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
         ("post", "/v1/embeddings"): _RouteNote(
             _EMBED,
             "Embed texts or images, as OpenAI's clients ask",
-            body=bodies.EmbeddingsBody,
+            bodies=(bodies.EmbeddingsBody,),
             reply=Embeddings,
             example={"input": ["a sentence", "another"]},
             parameters=_TIMED,
@@ -109,9 +148,18 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
         ("post", "/embed"): _RouteNote(
             _EMBED,
             "Embed texts, as clients of text-embeddings-inference ask",
-            body=bodies.EmbedBody,
+            bodies=(bodies.EmbedBody,),
             reply=list[list[float]],
             example={"inputs": "a sentence"},
+            parameters=_TIMED,
+        ),
+        ("post", "/similarity"): _RouteNote(
+            _EMBED,
+            "Compare a sentence with others",
+            "Cosines of the angles between their vectors.",
+            bodies=(bodies.SimilarityBody,),
+            reply=list[float],
+            example={"inputs": {"source_sentence": "a sentence", "sentences": ["another", "a third"]}},
             parameters=_TIMED,
         ),
         ("post", "/classify"): _RouteNote(
@@ -119,7 +167,7 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
             "Classify images",
             "Send the bytes of a file, a form with several files, or JSON. Of several images, a bad one has "
             "an error in its place.",
-            body=bodies.ClassifyBody,
+            bodies=(bodies.ClassifyBody,),
             other_bodies=("application/octet-stream", "multipart/form-data"),
             reply=list[Label],
             example={"inputs": _IMAGE},
@@ -128,24 +176,33 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
         ("post", "/predict"): _RouteNote(
             _CLASSIFY,
             "Classify texts, or pairs of texts",
-            body=bodies.PredictBody,
+            "With candidate_labels, a model of natural language inference chooses among these.",
+            bodies=(bodies.PredictBody,),
             reply=list[Label],
             example={"inputs": "a sentence"},
-            parameters=_TIMED,
+            parameters=("top", *_TIMED),
         ),
         ("post", "/rerank"): _RouteNote(
             _CLASSIFY,
             "Rank texts by how well they suit a query",
-            body=bodies.RerankBody,
+            bodies=(bodies.RerankBody,),
             reply=list[Rank],
             example={"query": "a question", "texts": ["a passage", "another"]},
+            parameters=_TIMED,
+        ),
+        ("post", "/v1/rerank"): _RouteNote(
+            _CLASSIFY,
+            "Rank documents by how well they suit a query, as clients of Cohere and Jina ask",
+            bodies=(bodies.RankBody,),
+            reply=Ranking,
+            example={"query": "a question", "documents": ["a passage", "another"], "top_n": 1},
             parameters=_TIMED,
         ),
         ("post", "/"): _RouteNote(
             _CLASSIFY,
             "Ask in the way that suits the model, as huggingface_hub does",
-            "Answers as /embed, /predict or /classify does.",
-            body=bodies.RootBody,
+            "Answers as /embed, /similarity, /predict or /classify does, whichever suits model and body.",
+            bodies=(bodies.PredictBody, bodies.RootEmbedBody, bodies.ClassifyBody),
             other_bodies=("application/octet-stream", "multipart/form-data"),
             example={"inputs": "a sentence"},
             parameters=("top", *_TIMED),
@@ -158,6 +215,8 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
             _TENSORS, "Tell whether the model answers", parameters=("model",)
         ),
         ("post", f"{_MODEL}/infer"): _INFER,
+        ("get", f"{_MODEL}/config"): _CONFIG,
+        ("get", f"{_MODEL}/stats"): replace(_STATISTICS, parameters=("model",)),
         ("get", f"{_MODEL}/versions/1"): _RouteNote(
             _TENSORS, "The same; a model has one version", parameters=("model",)
         ),
@@ -165,6 +224,27 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
             _TENSORS, "Tell whether this version answers", parameters=("model",)
         ),
         ("post", f"{_MODEL}/versions/1/infer"): _INFER,
+        ("get", f"{_MODEL}/versions/1/config"): _CONFIG,
+        ("get", f"{_MODEL}/versions/1/stats"): replace(_STATISTICS, parameters=("model",)),
+        ("get", "/v2/models/stats"): _STATISTICS,
+        ("post", "/v2/repository/index"): _RouteNote(
+            _TENSORS,
+            "Name and state of the model that is served",
+            bodies=(bodies.IndexBody,),
+            reply=list[dict[str, str]],
+            example={"ready": True},
+        ),
+        ("get", "/v1/models"): _RouteNote(
+            _SERVICE, "Name of the model that is served, as OpenAI's clients ask", reply=ServedNames
+        ),
+        ("get", "/v1/models/{model}"): _RouteNote(
+            _SERVICE, "The same for one name", reply=ServedName, parameters=("model",)
+        ),
+        ("get", "/info"): _RouteNote(
+            _SERVICE,
+            "The model and the limits of requests, as text-embeddings-inference tells",
+            "huggingface_hub asks it by get_endpoint_info().",
+        ),
         ("get", "/health"): _RouteNote(
             _SERVICE,
             "Tell whether the pipeline answers",
@@ -207,8 +287,9 @@ _PARAMETERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 _FAILURES: Mapping[str, str] = MappingProxyType(
     {
-        "400": "the request or an input is wrong",
+        "400": "the request or an input is wrong, or has a field or parameter that the route does not take",
         "401": "the key is missing or wrong",
+        "403": "the request names another host than this machine",
         "408": "the request did not come in time",
         "413": "the body is too large",
         "429": "too much waits: try again after Retry-After seconds",
@@ -222,6 +303,12 @@ OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/v2/health/live", "/v2/
 _REFERENCE = "#/components/schemas/{name}"
 
 
+def query_parameters(method: str, path: str) -> frozenset[str]:
+    """Return the names of the parameters that a route takes in its address."""
+    operation = _OPERATIONS[method.lower(), path]
+    return frozenset(name for name in operation.parameters if _PARAMETERS[name]["in"] == "query")
+
+
 def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1 has it.
 
@@ -232,7 +319,7 @@ def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:
     operations = _OPERATIONS.values()
     kinds = [
         FailedRequest,
-        *(kind for each in operations for kind in (each.body, each.reply) if kind is not None),
+        *(kind for each in operations for kind in (*each.bodies, each.reply) if kind is not None),
     ]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     schema_of = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
@@ -276,10 +363,10 @@ def _described(method: str, path: str, each: _RouteNote, schema_of: Mapping[str,
         found["description"] = each.text
     if each.parameters:
         found["parameters"] = [{"name": name, **_PARAMETERS[name]} for name in each.parameters]
-    if each.body is not None:
-        content: dict[str, Any] = {
-            "application/json": {"schema": schema_of[str(each.body)], "example": each.example}
-        }
+    if each.bodies:
+        forms = [schema_of[str(body)] for body in each.bodies]
+        schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
+        content: dict[str, Any] = {"application/json": {"schema": schema, "example": each.example}}
         content |= {kind: {} for kind in each.other_bodies}
         found["requestBody"] = {"required": True, "content": content}
     return found

@@ -62,6 +62,7 @@ _Figure: TypeAlias = tuple[str, str, str, float]
 
 def _of_queue(queue: QueueState) -> Iterator[str]:
     return _single(
+        ("requests_waiting", "gauge", "Requests of which some item waits", queue.requests_waiting),
         ("items_waiting", "gauge", "Items that wait", queue.waiting),
         ("items_under_way", "gauge", "Items in the pipeline", queue.under_way),
         ("items_answered_total", "counter", "Items with an answer", queue.answered),

@@ -36,11 +36,11 @@ class Entry(Struct, frozen=True, eq=False):
     """Number of its tokens; 1 for an image."""
 
     @classmethod
-    def of(cls, items: Sequence[Item], answers: PendingAnswers) -> list[Entry]:
-        """Return the entries of items of one model that begin to wait."""
+    def of(cls, items: Sequence[Item], answers: PendingAnswers, places: Sequence[int]) -> list[Entry]:
+        """Return the entries of items of one model that begin to wait for the answers in ``places``."""
         has_tokens = any(item.tensors[0].dim() == 1 for item in items[:1])
         tokens = [len(item.tensors[0]) for item in items] if has_tokens else [1] * len(items)
-        return list(map(cls, items, repeat(answers), range(len(items)), tokens))
+        return list(map(cls, items, repeat(answers), places, tokens))
 
 
 Claimed: TypeAlias = Mapping[PendingAnswers, Sequence[tuple[int, Found]]]
@@ -114,6 +114,8 @@ def _not_finite(source: str) -> PipeEdgeError:
 class QueueState:
     """State of the queue at one moment, and counts since it was opened."""
 
+    requests_waiting: int
+    """Number of requests of which some item is not under way yet."""
     waiting: int
     """Number of items that wait."""
     under_way: int
@@ -158,9 +160,10 @@ class Counts:
         """Return the whole seconds after which ``waiting`` items have left."""
         return max(1, min(_LONGEST_RETRY_S, math.ceil(self._item_s * waiting)))
 
-    def state(self, waiting: int, under_way: int) -> QueueState:
+    def state(self, requests_waiting: int, waiting: int, under_way: int) -> QueueState:
         """Return the counts with those of this moment."""
         return QueueState(
+            requests_waiting=requests_waiting,
             waiting=waiting,
             under_way=under_way,
             answered=self.answered,

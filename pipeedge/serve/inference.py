@@ -7,8 +7,11 @@ outputs        FP32 [items, values]; [items, tokens, classes] for models that cl
 
 from __future__ import annotations
 
+import functools
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from starlette.requests import Request
@@ -16,18 +19,25 @@ from starlette.responses import Response
 
 import pipeedge
 from pipeedge.base.errors import InputError
+from pipeedge.base.wording import excerpt
 from pipeedge.data.items import Item
 from pipeedge.data.text import Sentence
 from pipeedge.serve.answers import ModelAnswer
-from pipeedge.serve.asking import Asker
-from pipeedge.serve.bodies import InferBody, decode_body
+from pipeedge.serve.asking import Asker, Prepare
+from pipeedge.serve.bodies import IndexBody, InferBody, decode_body
 from pipeedge.serve.replies import HttpError, json_reply
 from pipeedge.serve.tensors import BYTES, read_tensors
 
 __all__ = ["InferenceRoutes"]
 
 _JSON_LENGTH = "inference-header-content-length"
+_LENGTH = re.compile("[0-9]{1,12}")
 _TEXT, _IMAGE, _OUTPUTS = "text", "image", "outputs"
+_VERSION, _PLATFORM = "1", "pipeedge"
+_SILENT = "the pipeline does not answer"
+
+_Tensor: TypeAlias = tuple[str, str, Sequence[int]]
+"""Name, datatype and shape, with -1 for any size."""
 
 
 class InferenceRoutes:
@@ -50,79 +60,138 @@ class InferenceRoutes:
         """Answer ``GET /v2/health/ready`` and that of the model: the pipeline answers."""
         self._check_name(request)
         if not await self._asker.is_healthy(request):
-            raise HttpError(503, "the pipeline does not answer", retry_after_s=1)
+            raise HttpError(503, _SILENT, retry_after_s=1)
         return json_reply({"ready": True})
 
     async def server(self, request: Request) -> Response:
         """Answer ``GET /v2``."""
-        extensions = ["binary_tensor_data"]
+        extensions = ["binary_tensor_data", "model_configuration", "statistics"]
         return json_reply({"name": "pipeedge", "version": pipeedge.__version__, "extensions": extensions})
 
     async def metadata(self, request: Request) -> Response:
         """Answer ``GET /v2/models/NAME``, and that of its one version."""
         self._check_name(request)
-        if self._model.takes_text:
-            inputs = [_described(_TEXT, BYTES, [-1])]
-            inputs += [_described(name, "INT64", [-1, -1]) for name in self._model.input_names]
-        else:
-            size = [self._model.config.channels, *self._model.config.image_size]
-            inputs = [_described(_IMAGE, BYTES, [-1]), _described("pixel_values", "FP32", [-1, *size])]
-        dimensions = [-1, -1, -1] if self._model.output_kind == "tokens" else [-1, -1]
         return json_reply(
             {
                 "name": self._model.name,
-                "versions": ["1"],
-                "platform": "pipeedge",
-                "inputs": inputs,
-                "outputs": [_described(_OUTPUTS, "FP32", dimensions)],
+                "versions": [_VERSION],
+                "platform": _PLATFORM,
+                "inputs": [_described(*each) for each in self._inputs()],
+                "outputs": [_described(*self._output())],
             }
         )
+
+    async def config(self, request: Request) -> Response:
+        """Answer ``GET /v2/models/NAME/config``, as Triton does: shapes there are without the items."""
+        self._check_name(request)
+        queue = self._asker.service.queue
+        return json_reply(
+            {
+                "name": self._model.name,
+                "platform": _PLATFORM,
+                "backend": _PLATFORM,
+                "version_policy": {"specific": {"versions": [int(_VERSION)]}},
+                "max_batch_size": queue.most_items,
+                "input": [{**_configured(*each), "optional": True} for each in self._inputs()],
+                "output": [_configured(*self._output())],
+                "dynamic_batching": {"preferred_batch_size": [queue.limits.max_items]},
+            }
+        )
+
+    def _inputs(self) -> list[_Tensor]:
+        """Return what the model takes: either the first of these alone, or all others."""
+        if self._model.takes_text:
+            return [(_TEXT, BYTES, [-1]), *((name, "INT64", [-1, -1]) for name in self._model.input_names)]
+        size = [self._model.config.channels, *self._model.config.image_size]
+        return [(_IMAGE, BYTES, [-1]), ("pixel_values", "FP32", [-1, *size])]
+
+    def _output(self) -> _Tensor:
+        return (_OUTPUTS, "FP32", [-1, -1, -1] if self._model.output_kind == "tokens" else [-1, -1])
+
+    async def statistics(self, request: Request) -> Response:
+        """Answer ``GET /v2/models/NAME/stats``, and that of all models, of which there is one."""
+        self._check_name(request)
+        asked, queue = self._asker.asked, self._asker.service.queue.state()
+        found = {
+            "name": self._model.name,
+            "version": _VERSION,
+            "last_inference": int(asked.last_at * 1000),
+            "inference_count": queue.answered,
+            "execution_count": queue.microbatches,
+            "inference_stats": {
+                "success": {"count": asked.answers, "ns": int(asked.answers_s * 1e9)},
+                "fail": {"count": asked.failures, "ns": int(asked.failures_s * 1e9)},
+            },
+        }
+        return json_reply({"model_stats": [found]})
+
+    async def index(self, request: Request) -> Response:
+        """Answer ``POST /v2/repository/index``: the one model that is served."""
+        content = await request.body()
+        body = decode_body(content, IndexBody) if content else IndexBody()
+        is_ready = await self._asker.is_healthy(request)
+        state = {"state": "READY"} if is_ready else {"state": "UNAVAILABLE", "reason": _SILENT}
+        listed = [{"name": self._model.name, "version": _VERSION, **state}]
+        return json_reply(listed if is_ready or not body.ready else [])
 
     async def infer(self, request: Request) -> Response:
         """Answer ``POST /v2/models/NAME/infer``."""
         self._check_name(request)
         content = await request.body()
         length = request.headers.get(_JSON_LENGTH, str(len(content)))
-        if not length.isdecimal() or int(length[:12]) > len(content):
+        if _LENGTH.fullmatch(length) is None or int(length) > len(content):
             raise InputError(f"the header {_JSON_LENGTH} must be the length of the JSON")
         body = decode_body(content[: int(length)], InferBody)
-        unknown = [output.name for output in body.outputs if output.name != _OUTPUTS]
-        if unknown:
+        if any(output.name != _OUTPUTS for output in body.outputs):
             raise InputError(f"there is no such output; the model has one, {_OUTPUTS}")
         tensors = read_tensors(body, content[int(length) :])
-        self._asker.check_count(max((len(array) for array in tensors.values() if array.ndim), default=0))
-        outputs = _stacked(await self._asker.answers(request, lambda: self._items(tensors)))
-        return json_reply(
-            {
-                "model_name": self._model.name,
-                "model_version": "1",
-                **({} if body.id is None else {"id": body.id}),
-                "outputs": [
-                    {
-                        "name": _OUTPUTS,
-                        "datatype": "FP32",
-                        "shape": list(outputs.shape),
-                        "data": outputs.ravel().tolist(),
-                    }
-                ],
-            }
-        )
+        items, prepare = self._question(tensors)
+        timeout_s = body.parameters.timeout / 1e6 or math.inf
+        outputs = _stacked(list(await self._asker.answers(request, items, prepare, timeout_s=timeout_s)))
+        found: dict[str, Any] = {"name": _OUTPUTS, "datatype": "FP32", "shape": list(outputs.shape)}
+        data = b""
+        if _wants_bytes(body):
+            data = outputs.astype("<f4").tobytes()
+            found["parameters"] = {"binary_data_size": len(data)}
+        else:
+            found["data"] = outputs.ravel().tolist()
+        head = {"model_name": self._model.name, "model_version": _VERSION}
+        reply = json_reply({**head, **({} if body.id is None else {"id": body.id}), "outputs": [found]})
+        if not data:
+            return reply
+        headers = {_JSON_LENGTH: str(len(reply.body))}
+        return Response(bytes(reply.body) + data, 200, headers, "application/octet-stream")
 
-    def _items(self, tensors: Mapping[str, np.ndarray]) -> list[Item]:
+    def _question(self, tensors: Mapping[str, np.ndarray]) -> tuple[int, Prepare]:
+        """Return the number of items that tensors are, and what prepares them.
+
+        Raises:
+            InputError: A tensor is not one of the model's, or does not fit.
+        """
         kind = _TEXT if self._model.takes_text else _IMAGE
         if kind not in tensors:
             strings = next((name for name, array in tensors.items() if array.dtype == object), None)
             if strings is not None:
                 raise InputError(f"no input is called {kind}, which is what the model takes as {BYTES}")
-            return self._preparation.arrays(tensors, "inputs")
+            rows = max((len(array) for array in tensors.values() if array.ndim), default=1)
+            whole = functools.cache(lambda: self._preparation.arrays(tensors, "inputs"))
+            return rows, lambda part: whole()[part.start : part.stop]
         values = tensors[kind]
+        other = next((name for name in tensors if name != kind), None)
+        if other is not None:
+            raise InputError(f"{excerpt(other)}: {kind} is all that the model takes, if it is given")
         if values.dtype != object or not values.ndim or values.size != len(values):
             raise InputError(f"{kind} must be {BYTES} of shape [items]")
-        named = [(f"{kind}[{index}]", value) for index, value in enumerate(values.ravel())]
-        if kind == _IMAGE:
-            return [self._image(*each) for each in named]
+        flat = values.ravel()
+        prepare = self._sentences if kind == _TEXT else self._images
+        return len(flat), lambda part: prepare([(f"{kind}[{number}]", flat[number]) for number in part])
+
+    def _sentences(self, named: Sequence[tuple[str, str | bytes]]) -> list[Item]:
         sentences = [Sentence(_text(source, value), source) for source, value in named]
-        return self._preparation.sentences(sentences, truncate=False)
+        return self._preparation.sentences(sentences, truncate=False, warn=False)
+
+    def _images(self, named: Sequence[tuple[str, str | bytes]]) -> list[Item]:
+        return [self._image(*each) for each in named]
 
     def _image(self, source: str, value: str | bytes) -> Item:
         if isinstance(value, str):
@@ -131,7 +200,7 @@ class InferenceRoutes:
 
     def _check_name(self, request: Request) -> None:
         name = request.path_params.get("model")
-        if name not in (None, self._model.name, self._asker.service.given_name):
+        if name is not None and not self._asker.service.is_named(name):
             raise HttpError(404, "there is no such model; GET / shows the one that is served")
 
 
@@ -140,6 +209,18 @@ def _text(source: str, value: str | bytes) -> str:
         return value if isinstance(value, str) else value.decode()
     except UnicodeDecodeError:
         raise InputError(f"{source}: is not UTF-8") from None
+
+
+def _wants_bytes(body: InferBody) -> bool:
+    """Return whether the output is sent as bytes behind the JSON."""
+    chosen = next((output.parameters.binary_data for output in body.outputs), None)
+    return body.parameters.binary_data_output if chosen is None else chosen
+
+
+def _configured(name: str, datatype: str, shape: Sequence[int]) -> dict[str, Any]:
+    """Return a tensor as Triton's configuration has it."""
+    triton = "STRING" if datatype == BYTES else datatype
+    return {"name": name, "data_type": f"TYPE_{triton}", "dims": list(shape[1:]) or [1]}
 
 
 def _described(name: str, datatype: str, shape: Sequence[int]) -> dict[str, Any]:

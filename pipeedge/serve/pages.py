@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import time
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+import pipeedge
+from pipeedge.data import read_threads
+from pipeedge.data.row_documents import class_name
+from pipeedge.models import Model
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.description import openapi_document
 from pipeedge.serve.figures import ServiceFigures
@@ -48,6 +54,7 @@ class Pages:
         self._watch = watch
         self._figures = figures
         self._needs_key = needs_key
+        self._started_at = time.time()
         self._document = openapi_document(self._model.name, needs_key=needs_key)
         self._templates = Environment(
             autoescape=True, loader=FunctionLoader(_asset), undefined=StrictUndefined, trim_blocks=True
@@ -88,6 +95,43 @@ class Pages:
             }
         )
 
+    async def models(self, request: Request) -> Response:
+        """Answer ``GET /v1/models``: the one that is served."""
+        return json_reply({"object": "list", "data": [self._named()]})
+
+    async def named(self, request: Request) -> Response:
+        """Answer ``GET /v1/models/NAME``."""
+        if not self._asker.service.is_named(request.path_params["model"]):
+            raise HttpError(404, "there is no such model; GET /v1/models names the one that is served")
+        return json_reply(self._named())
+
+    def _named(self) -> dict[str, Any]:
+        created = int(self._started_at)
+        return {"id": self._model.name, "object": "model", "created": created, "owned_by": "pipeedge"}
+
+    async def info(self, request: Request) -> Response:
+        """Answer ``GET /info``, as text-embeddings-inference does."""
+        service, model = self._asker.service, self._model
+        limits = service.queue.limits
+        return json_reply(
+            {
+                "model_id": model.name,
+                "model_sha": None,
+                "model_dtype": "+".join(dict.fromkeys(self._watch.dtypes())),
+                "model_type": _model_type(model),
+                "max_concurrent_requests": limits.max_waiting,
+                "max_input_length": service.preparation.max_tokens,
+                "max_batch_tokens": limits.max_tokens,
+                "max_batch_requests": limits.max_items,
+                "max_client_batch_size": service.queue.most_items,
+                "auto_truncate": False,
+                "tokenization_workers": read_threads(),
+                "version": pipeedge.__version__,
+                "sha": None,
+                "docker_label": None,
+            }
+        )
+
     async def health(self, request: Request) -> Response:
         """Answer ``GET /health``: a result came lately, or a probe passes."""
         if not await self._asker.is_healthy(request):
@@ -106,6 +150,22 @@ class Pages:
         return HTMLResponse(
             page, headers={"content-security-policy": _POLICY.format(nonce=nonce), **_HEADERS}
         )
+
+
+def _model_type(model: Model) -> dict[str, Any]:
+    """Return the kind of a model, as text-embeddings-inference has it; images and tokens have a like form."""
+    if model.output_kind == "vector":
+        pooling = model.config.pooling
+        return {"embedding": {"pooling": "pooler" if pooling is None else "+".join(pooling.modes)}}
+    names = [class_name(model.labels, number) for number in range(model.config.num_labels)]
+    labels = [f"LABEL_{number}" if name is None else name for number, name in enumerate(names)]
+    known = {
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    if model.output_kind == "tokens":
+        return {"token_classifier": known}
+    return {"reranker" if model.takes_text and len(labels) == 1 else "classifier": known}
 
 
 def _asset(name: str) -> str:

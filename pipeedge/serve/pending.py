@@ -34,6 +34,7 @@ class PendingAnswers:
         class_names: Names of the classes, or None if the model does not define them.
         withdraw: Called when nobody waits any more for answers that are still to come.
         output_kind: What the outputs are, see ``ModelAnswer``.
+        deadline_s: Time in seconds after which they need not be computed any more, or None.
     """
 
     def __init__(
@@ -42,9 +43,19 @@ class PendingAnswers:
         class_names: Sequence[str] | None = None,
         withdraw: Callable[[PendingAnswers], None] = lambda _: None,
         output_kind: str = "logits",
+        deadline_s: float | None = None,
     ) -> None:
+        self.deadline_s = deadline_s
+        """Time after which they need not be computed any more, or None."""
+        # These belong to the queue and its lock.
         self.unclaimed = count
-        """Number of items that are neither answered nor given up; belongs to the queue and its lock."""
+        """Number of items that are neither answered nor given up."""
+        self.unfed = count
+        """Number of items that are neither under way nor given up; some may still have to be prepared."""
+        self.reserved = 0
+        """Number of items that there is room for in the queue, and that are still to be put there."""
+        self.queued = 0
+        """Number of items that wait in the queue, or have room there."""
         self._class_names = class_names
         self._withdraw = withdraw
         self._output_kind = output_kind
@@ -118,12 +129,16 @@ class PendingAnswers:
                 return
         call()
 
-    def cancel(self) -> None:
-        """Give up the answers that are still to come."""
+    def cancel(self, cause: PipeEdgeError | None = None) -> None:
+        """Give up the answers that are still to come.
+
+        Args:
+            cause: Why there are none, or None if nobody wants them.
+        """
         if self.complete:
             return
         self._withdraw(self)
-        error = EndedError("the question was given up")
+        error = cause or EndedError("the question was given up")
         self.put((place, error) for place in range(len(self)))
 
     def future(self) -> Future[ModelAnswer]:

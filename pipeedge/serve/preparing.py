@@ -23,6 +23,7 @@ from PIL import Image
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
+from pipeedge.base.wording import excerpt
 from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import DirectoryTransform, ImageTransform, image_transform
@@ -272,8 +273,14 @@ class Preparation:
         """Return the items for arrays by the names of the model's inputs, [items, ...].
 
         Raises:
-            InputError: An array is missing or does not fit.
+            InputError: An array is missing or does not fit, or the model has no input of its name.
         """
+        unknown = next((name for name in arrays if name not in self._model.input_names), None)
+        if unknown is not None:
+            names = ", ".join(self._model.input_names)
+            raise InputError(
+                f"{source}: no input is called {excerpt(unknown)}; {self._model.name} takes {names}"
+            )
         if IDS in arrays and MASK in self._model.input_names and MASK not in arrays:
             arrays = {**arrays, MASK: np.ones_like(arrays[IDS])}
         rows = ArrayItems.of(source, arrays, self._model)

@@ -107,7 +107,13 @@ def _parameter(one: Mapping[str, Any]) -> ReferenceRow:
 
 
 def _fields(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[ReferenceRow]:
-    """Yield the fields of an object."""
+    """Yield the fields of an object; those of all kinds, if it is one of several."""
+    if "anyOf" in schema:
+        found: dict[str, ReferenceRow] = {}
+        for row in (row for one in schema["anyOf"] for row in _fields(one, schemas)):
+            found.setdefault(row.name, row)
+        yield from found.values()
+        return
     target = schemas[_name(schema)] if "$ref" in schema else schema
     required = target.get("required", ())
     for name, field in target.get("properties", {}).items():

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from pipeedge.base.errors import InputError, PipeEdgeError, one_line
-from pipeedge.serve.pending import EndedError
+from pipeedge.base.errors import InputError, PeerError, PipeEdgeError, one_line
 from pipeedge.serve.requests import ExpiredError, QueueFullError
 
 __all__ = ["HttpError", "error_reply", "json_reply", "status_of_error"]
@@ -18,10 +17,12 @@ _KINDS = MappingProxyType(
     {
         400: "invalid_request_error",
         401: "authentication_error",
+        403: "permission_error",
         404: "not_found_error",
         405: "invalid_request_error",
         408: "timeout",
         413: "invalid_request_error",
+        415: "invalid_request_error",
         429: "overloaded",
         431: "invalid_request_error",
         500: "server_error",
@@ -57,7 +58,7 @@ def status_of_error(error: BaseException) -> HttpError:
         return HttpError(429, line, retry_after_s=error.retry_after_s)
     if isinstance(error, ExpiredError):
         return HttpError(504, line)
-    if isinstance(error, EndedError):
+    if isinstance(error, PeerError):
         return HttpError(503, line, retry_after_s=1)
     if isinstance(error, PipeEdgeError):
         return HttpError(500, line)

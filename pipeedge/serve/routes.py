@@ -1,17 +1,21 @@
 """The routes, each as its clients know it: OpenAI's embeddings, text-embeddings-inference, images.
 
-/v1/embeddings            OpenAI
-/embed /predict /rerank   text-embeddings-inference; / is the one of them that suits the model
-/classify                 images: a file, several as a form, or as data URLs
+/v1/embeddings                        OpenAI
+/v1/rerank                            Cohere, Jina
+/embed /predict /rerank /similarity   text-embeddings-inference; / is the one that suits the model
+/classify                             images: a file, several as a form, or as data URLs
+
+A request may have thousands of items: each handler says how many, and how to prepare a part of them.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,14 +32,21 @@ from pipeedge.serve.answers import ModelAnswer, ScoredClass
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.bodies import (
     ClassifyBody,
+    ClassParameters,
     EmbedBody,
     EmbeddingsBody,
     PredictBody,
+    RankBody,
     RerankBody,
-    RootBody,
+    RootEmbedBody,
+    SimilarityBody,
+    SimilarityInput,
+    TextParameters,
     decode_body,
 )
+from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.replies import json_reply
+from pipeedge.serve.zero_shot import Hypotheses, hypotheses
 
 __all__ = ["Handler", "Routes"]
 
@@ -44,6 +55,9 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _DATA_URL = "data:"
 _MOST_FILES = 64
 _TOP = 5
+_COUNT = re.compile("0*[1-9][0-9]{0,8}")
+_FEW_ITEMS = 64
+"""Number of vectors up to which the loop itself writes a reply; more of them would keep others waiting."""
 
 
 class Routes:
@@ -64,45 +78,56 @@ class Routes:
         """Answer ``POST /v1/embeddings``."""
         body = decode_body(await request.body(), EmbeddingsBody)
         self._must_give("vector")
+        self._check_model(body.model)
         if body.encoding_format not in ("float", "base64"):
             raise InputError(f"encoding_format {excerpt(body.encoding_format)}: use float or base64")
-        if body.dimensions is not None:
-            raise InputError("dimensions is not supported: the vectors are as long as the model makes them")
         inputs: Sequence[object] = body.input if isinstance(body.input, list) else [body.input]
         if inputs and all(isinstance(one, int) for one in inputs):
             inputs = [inputs]  # one text, as token ids
-        self._asker.check_count(len(inputs))
-        items: list[Item] = []
+        tokens = 0
 
-        def prepare() -> Sequence[Item]:
-            items.extend(self._embeddable(*pair) for pair in enumerate(inputs))
+        def prepare(part: range) -> Sequence[Item]:
+            nonlocal tokens
+            items = self._embeddable(inputs, part)
+            if self._model.takes_text:
+                tokens += sum(len(item.tensors[0]) for item in items)
             return items
 
-        answers = await self._asker.answers(request, prepare, quick=self._is_quick(inputs))
-        vectors = [_vector(answer) for answer in answers]
-        tokens = sum(len(item.tensors[0]) for item in items) if self._model.takes_text else 0
-        return json_reply(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": (
-                            vector.tolist()
-                            if body.encoding_format == "float"
-                            else base64.b64encode(vector.astype("<f4").tobytes()).decode()
-                        ),
-                    }
-                    for index, vector in enumerate(vectors)
-                ],
-                "model": self._model.name,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-            }
-        )
+        answers = await self._asker.answers(request, len(inputs), prepare, quick=self._is_quick(inputs))
 
-    def _embeddable(self, index: int, value: object) -> Item:
-        source = f"input[{index}]"
+        def reply() -> Response:
+            return json_reply(
+                {
+                    "object": "list",
+                    "data": [
+                        {
+                            "object": "embedding",
+                            "index": index,
+                            "embedding": (
+                                vector.tolist()
+                                if body.encoding_format == "float"
+                                else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+                            ),
+                        }
+                        for index, vector in enumerate(map(_vector, answers))
+                    ],
+                    "model": self._model.name,
+                    "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                }
+            )
+
+        return await self._written(reply, len(inputs))
+
+    def _embeddable(self, inputs: Sequence[object], part: range) -> list[Item]:
+        """Return the items of ``part`` of texts, images and token ids."""
+        some = [inputs[number] for number in part]
+        if self._model.takes_text and all(isinstance(one, str) for one in some):
+            texts = zip(part, some, strict=True)
+            sentences = [Sentence(str(text), f"input[{number}]") for number, text in texts]
+            return self._preparation.sentences(sentences, truncate=False, warn=False)
+        return [self._embeddable_one(f"input[{number}]", inputs[number]) for number in part]
+
+    def _embeddable_one(self, source: str, value: object) -> Item:
         if isinstance(value, list):
             try:
                 return self._preparation.item({"input_ids": np.array(value, np.int64)}, source)
@@ -125,47 +150,123 @@ class Routes:
         self._must_give("vector")
         texts = [(inputs,)] if isinstance(inputs, str) else [(text,) for text in inputs]
         answers = await self._sentences(request, texts, truncate=truncate)
-        vectors = [_vector(answer) for answer in answers]
-        if normalize:
-            vectors = [vector / max(float(np.linalg.norm(vector)), 1e-12) for vector in vectors]
-        return json_reply([vector.tolist() for vector in vectors])
+
+        def reply() -> Response:
+            vectors = map(_vector, answers)
+            return json_reply([(_unit(one) if normalize else one).tolist() for one in vectors])
+
+        return await self._written(reply, len(texts))
+
+    async def similarity(self, request: Request) -> Response:
+        """Answer ``POST /similarity``."""
+        body = decode_body(await request.body(), SimilarityBody)
+        return await self._similarity(request, body.inputs, truncate=body.parameters.truncate)
+
+    async def _similarity(self, request: Request, inputs: SimilarityInput, *, truncate: bool) -> Response:
+        self._must_give("vector")
+        texts = [(inputs.source_sentence,), *((text,) for text in inputs.sentences)]
+        names = ["source_sentence", *(f"sentences[{number}]" for number in range(len(inputs.sentences)))]
+        answers = await self._sentences(request, texts, names, truncate=truncate)
+        source, *others = (_unit(_vector(answer)) for answer in answers)
+        return json_reply([float(source @ other) for other in others])
 
     # -- classes -------------------------------------------------------------------------------------
 
     async def predict(self, request: Request) -> Response:
         """Answer ``POST /predict``."""
         body = decode_body(await request.body(), PredictBody)
-        return await self._predict(request, body.inputs, raw_scores=body.raw_scores, truncate=body.truncate)
+        # A list of strings is one text or pair; a list of lists is a batch of these.
+        is_batch = not isinstance(body.inputs, str) and not all(isinstance(one, str) for one in body.inputs)
+        return await self._predict(
+            request, body, body.inputs if is_batch else [body.inputs], is_batch=is_batch
+        )
 
     async def _predict(
-        self, request: Request, inputs: str | Sequence[str | list[str]], *, raw_scores: bool, truncate: bool
+        self, request: Request, body: PredictBody, inputs: Iterable[Any], *, is_batch: bool
     ) -> Response:
+        """Answer a request about texts, and pairs of texts."""
         self._must_give("logits")
         if not self._model.takes_text:
             raise InputError(f"{self._model.name} takes images: ask /classify")
-        # A list of strings is one text or pair; a list of lists is a batch of these.
-        is_batch = not isinstance(inputs, str) and not all(isinstance(one, str) for one in inputs)
-        several = list(inputs) if is_batch else [inputs]
-        texts = [(one,) if isinstance(one, str) else tuple(map(str, one)) for one in several]
-        answers = await self._sentences(request, texts, truncate=truncate)
-        found = [[_labelled(one) for one in _classes(answer, raw=raw_scores)] for answer in answers]
+        texts = [(one,) if isinstance(one, str) else tuple(map(str, one)) for one in inputs]
+        most = _top(request, body.parameters)
+        if body.raw_scores and body.parameters.function_to_apply is not None:
+            raise InputError("raw_scores and function_to_apply do not go together: give one of them")
+        if body.parameters.candidate_labels is not None:
+            return await self._zero_shot(request, body, texts, most, is_batch=is_batch)
+        _check_zero_shot_alone(body.parameters)
+        function = "none" if body.raw_scores else body.parameters.function_to_apply
+        answers = await self._sentences(request, texts, truncate=body.truncate)
+        found = [_classes(answer, most, function) for answer in answers]
+        return json_reply(found if is_batch else found[0])
+
+    async def _zero_shot(
+        self,
+        request: Request,
+        body: PredictBody,
+        texts: Sequence[tuple[str, ...]],
+        most: int | None,
+        *,
+        is_batch: bool,
+    ) -> Response:
+        """Answer which of the classes that come with the request suit a text."""
+        asked: Hypotheses = hypotheses(body, self._model.labels, self._model.name)
+        wrong = next((number for number, each in enumerate(texts) if len(each) != 1), None)
+        if wrong is not None:
+            raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one with candidate_labels")
+        pairs = [(text, sentence) for (text,) in texts for sentence in asked.sentences]
+        names = [f"inputs[{number}]" for number in range(len(texts)) for _ in asked.sentences]
+        answers = await self._sentences(request, pairs, names, truncate=body.truncate)
+        logits = np.stack([answer.outputs for answer in answers]).reshape(len(texts), len(asked.labels), -1)
+        found = [
+            [{"label": label, "score": score} for label, score in asked.ranked(each)[:most]]
+            for each in logits
+        ]
         return json_reply(found if is_batch else found[0])
 
     async def rerank(self, request: Request) -> Response:
         """Answer ``POST /rerank``."""
         body = decode_body(await request.body(), RerankBody)
+        logits = await self._relevance(request, body.query, body.texts, "texts", truncate=body.truncate)
+        scores = logits if body.raw_scores else _sigmoid(logits)
+        return json_reply(
+            [
+                {"index": index, "score": float(scores[index])}
+                | ({"text": body.texts[index]} if body.return_text else {})
+                for index in np.argsort(-scores, kind="stable").tolist()
+            ]
+        )
+
+    async def rank(self, request: Request) -> Response:
+        """Answer ``POST /v1/rerank``."""
+        body = decode_body(await request.body(), RankBody)
+        self._check_model(body.model)
+        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        scores = _sigmoid(
+            await self._relevance(request, body.query, texts, "documents", truncate=body.truncate)
+        )
+        return json_reply(
+            {
+                "model": self._model.name,
+                "results": [
+                    {"index": index, "relevance_score": float(scores[index])}
+                    | ({"document": {"text": texts[index]}} if body.return_documents else {})
+                    for index in np.argsort(-scores, kind="stable").tolist()[: body.top_n]
+                ],
+            }
+        )
+
+    async def _relevance(
+        self, request: Request, query: str, texts: Sequence[str], name: str, *, truncate: bool
+    ) -> np.ndarray:
+        """Return how well each text suits the query, as the model computes it."""
         self._must_give("logits")
-        if self._model.config.num_labels != 1:
+        if self._model.config.num_labels != 1 or not self._model.takes_text:
             raise InputError(f"{self._model.name} does not rank: it has more than one output")
-        pairs = [(body.query, text) for text in body.texts]
-        answers = await self._sentences(request, pairs, truncate=body.truncate)
-        logits = np.array([float(answer.outputs[0]) for answer in answers])
-        scores = logits if body.raw_scores else 1 / (1 + np.exp(-logits))
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])
-        ranks: list[dict[str, Any]] = [{"index": index, "score": float(scores[index])} for index in order]
-        if body.return_text:
-            ranks = [{**rank, "text": body.texts[rank["index"]]} for rank in ranks]
-        return json_reply(ranks)
+        pairs = [(query, text) for text in texts]
+        names = [f"{name}[{number}]" for number in range(len(texts))]
+        answers = await self._sentences(request, pairs, names, truncate=truncate)
+        return np.array([float(answer.outputs[0]) for answer in answers])
 
     # -- images --------------------------------------------------------------------------------------
 
@@ -174,64 +275,68 @@ class Routes:
         self._must_give("logits")
         if self._model.takes_text:
             raise InputError(f"{self._model.name} takes sentences: ask /predict")
-        files, is_batch = await self._files(request)
-        items: list[Item | InputError] = []
+        files, is_batch, parameters = await self._files(request)
+        most = _top(request, parameters)
+        most = _TOP if most is None else most
 
-        def prepare() -> Sequence[Item]:
-            items.extend(self._image_or_error(*pair) for pair in enumerate(files))
-            if not is_batch and isinstance(items[0], InputError):
-                raise items[0]
-            return [item for item in items if isinstance(item, Item)]
+        def prepare(part: range) -> Sequence[Item | InputError]:
+            found = [self._image_or_error(number, files[number]) for number in part]
+            if not is_batch and isinstance(found[0], InputError):
+                raise found[0]
+            return found
 
-        answers = iter(await self._asker.answers(request, prepare, quick=self._is_quick(files), least=0))
+        answers = await self._asker.answers(request, len(files), prepare, quick=self._is_quick(files))
         found = [
-            {"error": one_line(item)}
-            if isinstance(item, InputError)
-            else [_labelled(one) for one in next(answers).top(_top(request))]
-            for item in items
+            _classes_or_error(answers, place, most, parameters.function_to_apply)
+            for place in range(len(answers))
         ]
         return json_reply(found if is_batch else found[0])
 
-    def _image_or_error(self, index: int, data: bytes | InputError) -> Item | InputError:
-        if isinstance(data, InputError):
-            return data
+    def _image_or_error(self, index: int, data: str | bytes) -> Item | InputError:
+        source = _image_name(index)
         try:
-            return self._preparation.image(data, _image_name(index))
+            return self._preparation.image(
+                decode_data_url(data, source) if isinstance(data, str) else data, source
+            )
         except InputError as error:
             return error
 
-    async def _files(self, request: Request) -> tuple[Sequence[bytes | InputError], bool]:
-        """Return the images of a request, and whether it may have several."""
+    async def _files(self, request: Request) -> tuple[Sequence[str | bytes], bool, ClassParameters]:
+        """Return the images of a request, as files or data URLs, whether they are a list, and the rest."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
             files = await _files_of_form(request)
             if not files:
                 raise InputError("the form has no file")
-            return files, len(files) > 1
+            return files, len(files) > 1, ClassParameters()
         if kind == "application/json":
             body = decode_body(await request.body(), ClassifyBody)
-            if isinstance(body.inputs, str):
-                return [decode_data_url(body.inputs, _image_name(0))], False
-            self._asker.check_count(len(body.inputs))
-            decoded = functools.partial(_decoded_or_error, body.inputs)
-            return [decoded(index) for index in range(len(body.inputs))], True
-        return [await request.body()], False
+            is_batch = not isinstance(body.inputs, str)
+            images = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+            return images, is_batch, body.parameters
+        return [await request.body()], False, ClassParameters()
 
     async def root(self, request: Request) -> Response:
         """Answer ``POST /`` in the way that suits the model."""
         if not self._model.takes_text:
             return await self.classify(request)
-        body = decode_body(await request.body(), RootBody)
         if self._model.output_kind != "vector":
+            body = decode_body(await request.body(), PredictBody)
+            if body.parameters.candidate_labels is not None:
+                is_batch = not isinstance(body.inputs, str)
+                return await self._predict(
+                    request, body, body.inputs if is_batch else [body.inputs], is_batch=is_batch
+                )
             # Hugging Face's own client takes the first of a list for its only text.
             several = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-            lists = [[one] if isinstance(one, str) else one for one in several]
-            return await self._predict(request, lists, raw_scores=body.raw_scores, truncate=body.truncate)
-        texts = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-        plain = [text for text in texts if isinstance(text, str)]
-        if len(plain) < len(texts):
-            raise InputError(f"{self._model.name} embeds single texts, not pairs")
-        return await self._embed(request, plain, normalize=body.normalize, truncate=body.truncate)
+            return await self._predict(request, body, several, is_batch=True)
+        if "top" in request.query_params:
+            raise InputError(f"top: {self._model.name} gives vectors, which have no classes")
+        asked = decode_body(await request.body(), RootEmbedBody)
+        truncate = asked.truncate or (asked.parameters is not None and asked.parameters.truncate)
+        if isinstance(asked.inputs, SimilarityInput):
+            return await self._similarity(request, asked.inputs, truncate=truncate)
+        return await self._embed(request, asked.inputs, normalize=asked.normalize, truncate=truncate)
 
     # -- helpers -------------------------------------------------------------------------------------
 
@@ -250,19 +355,36 @@ class Routes:
         }
         raise InputError(f"{self._model.name} {suited[self._model.output_kind]}")
 
+    def _check_model(self, name: str) -> None:
+        """Refuse a request for another model.
+
+        Raises:
+            InputError: ``name`` is another one.
+        """
+        if name and not self._asker.service.is_named(name):
+            raise InputError(f"model {excerpt(name)} is not served: ask for {self._model.name}, or for none")
+
     async def _sentences(
-        self, request: Request, texts: Sequence[tuple[str, ...]], *, truncate: bool
-    ) -> list[ModelAnswer]:
-        """Return the answers to texts, and pairs of them."""
+        self,
+        request: Request,
+        texts: Sequence[tuple[str, ...]],
+        names: Sequence[str] | None = None,
+        *,
+        truncate: bool,
+    ) -> PendingAnswers:
+        """Return the answers to texts, and pairs of them; messages call them ``names``, or by number."""
         wrong = next((number for number, each in enumerate(texts) if len(each) not in (1, 2)), None)
         if wrong is not None:
             raise InputError(f"inputs[{wrong}]: {len(texts[wrong])} texts; give one, or a pair")
-        self._asker.check_count(len(texts))
 
-        def prepare() -> Sequence[Item]:
+        def prepare(part: range) -> Sequence[Item]:
             sentences = [
-                Sentence(text, f"inputs[{number}]", pair=next(iter(pair), None))
-                for number, (text, *pair) in enumerate(texts)
+                Sentence(
+                    texts[number][0],
+                    f"inputs[{number}]" if names is None else names[number],
+                    pair=next(iter(texts[number][1:]), None),
+                )
+                for number in part
             ]
             try:
                 return self._preparation.sentences(sentences, truncate=truncate, warn=False)
@@ -270,12 +392,16 @@ class Routes:
                 raise InputError(f"{error}, or set truncate") from None
 
         quick = self._is_quick([text for each in texts for text in each])
-        return await self._asker.answers(request, prepare, quick=quick)
+        return await self._asker.answers(request, len(texts), prepare, quick=quick)
 
     def _is_quick(self, values: Sequence[object]) -> bool:
         """Return whether texts or images are prepared in so little time that no other thread is needed."""
         plain = [value for value in values if isinstance(value, str | bytes)]
         return len(plain) == len(values) and self._preparation.is_quick(plain)
+
+    async def _written(self, reply: Callable[[], Response], items: int) -> Response:
+        """Return a reply with the vectors of ``items``, which takes long for many of them."""
+        return reply() if items <= _FEW_ITEMS else await self._asker.in_thread(reply)
 
 
 class _FormParser(MultiPartParser):
@@ -299,7 +425,7 @@ async def _files_of_form(request: Request) -> list[bytes]:
     """Return the files of a form.
 
     Raises:
-        InputError: It is not one, or is cut off.
+        InputError: It is not one, is cut off, or has a field that is no file.
     """
     try:
         async with aclosing(request.stream()) as stream:
@@ -307,8 +433,13 @@ async def _files_of_form(request: Request) -> list[bytes]:
     except MultiPartException as error:
         raise InputError(f"the form cannot be read: {excerpt(error.message, 200)}") from None
     try:
-        uploads = [one for _, one in form.multi_items() if isinstance(one, UploadFile)]
-        return [await one.read() for one in uploads]
+        fields = [name for name, one in form.multi_items() if not isinstance(one, UploadFile)]
+        if fields:
+            raise InputError(
+                f"the form has a field {excerpt(fields[0])}, which is no file: send images as files, and the "
+                "number of classes as ?top=N"
+            )
+        return [await one.read() for _, one in form.multi_items() if isinstance(one, UploadFile)]
     finally:
         await form.close()
 
@@ -335,32 +466,75 @@ def _image_name(index: int) -> str:
     return f"image {index}"
 
 
-def _decoded_or_error(texts: Sequence[str], index: int) -> bytes | InputError:
-    try:
-        return decode_data_url(texts[index], _image_name(index))
-    except InputError as error:
-        return error
-
-
 def _vector(answer: ModelAnswer) -> np.ndarray:
     if answer.outputs.ndim != 1:
         raise PipeEdgeError("the model gives no vector for an input")
     return answer.outputs
 
 
-def _classes(answer: ModelAnswer, *, raw: bool) -> list[ScoredClass]:
-    found = answer.top()
-    if not raw:
-        return found
-    return [ScoredClass(one.number, one.name, float(answer.outputs[one.number])) for one in found]
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-logits)))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max())
+    return np.asarray(powers / powers.sum())
+
+
+_FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType(
+    {"softmax": _softmax, "sigmoid": _sigmoid, "none": np.asarray}
+)
+
+
+def _classes(answer: ModelAnswer, most: int | None, function: str | None) -> list[dict[str, Any]]:
+    """Return the best classes with scores by ``function``, or by the model's own if it is None."""
+    best = answer.top(most)
+    if function is not None:
+        scores = _FUNCTIONS[function](answer.outputs.astype(np.float64))
+        best = [ScoredClass(one.number, one.name, float(scores[one.number])) for one in best]
+    return [_labelled(one) for one in best]
+
+
+def _classes_or_error(answers: PendingAnswers, place: int, most: int, function: str | None) -> Any:
+    try:
+        answer = answers[place]
+    except InputError as error:
+        return {"error": one_line(error)}
+    return _classes(answer, most, function)
 
 
 def _labelled(one: ScoredClass) -> dict[str, Any]:
     return {"label": one.label, "score": one.score}
 
 
-def _top(request: Request) -> int:
-    text = request.query_params.get("top", str(_TOP))
-    if not text.isdecimal() or int(text[:9]) < 1:
+def _check_zero_shot_alone(parameters: TextParameters) -> None:
+    """Refuse what only means something for classes that come with the request.
+
+    Raises:
+        InputError: There are none.
+    """
+    for name in ("hypothesis_template", "multi_label"):
+        if getattr(parameters, name) is not None:
+            raise InputError(f"{name} needs candidate_labels")
+
+
+def _top(request: Request, parameters: ClassParameters) -> int | None:
+    """Return the number of classes to name, or None if the request does not say.
+
+    Raises:
+        InputError: It is not a number, or is given twice.
+    """
+    found = request.query_params.getlist("top")
+    if not found:
+        return parameters.top_k
+    (text, *others) = found
+    if others or parameters.top_k is not None:
+        raise InputError("top is given twice: give it once, or top_k alone")
+    if _COUNT.fullmatch(text) is None:
         raise InputError("top must be a number of classes, at least 1")
-    return int(text[:9])
+    return int(text)

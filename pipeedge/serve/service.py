@@ -67,6 +67,10 @@ class Service:
         )
         return cls(model, preparation, queue, given_name)
 
+    def is_named(self, name: str) -> bool:
+        """Return whether ``name`` is that of the model, in either form."""
+        return name in (self.model.name, self.given_name)
+
     def probe(self) -> Item:
         """Return an item by which to find out whether the pipeline answers."""
         if self.model.takes_text:

@@ -149,6 +149,11 @@ class PipelineWatch:
             for number, stage in enumerate(schedule.stages)
         ]
 
+    def dtypes(self) -> list[str]:
+        """Return the number type of every stage; none before there is a plan."""
+        with self._lock:
+            return [] if self._schedule is None else [stage.dtype for stage in self._schedule.stages]
+
     def bottleneck(self) -> int | None:
         """Return the number of the busiest stage, or None if none is busy enough to limit the throughput."""
         busiest = max(self.stages(), key=lambda state: state.busy, default=None)

@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from clock import Clock
@@ -23,11 +24,15 @@ from pipeedge.request.options import parse_runtime
 from pipeedge.serve.application import make_application
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.batching import BatchLimits
+from pipeedge.serve.bodies import InferBody, PredictBody, decode_body
 from pipeedge.serve.gate import GateLimits, read_keys
 from pipeedge.serve.requests import RequestQueue
+from pipeedge.serve.routes import Routes
 from pipeedge.serve.service import Service
 from pipeedge.serve.serving import Serving
+from pipeedge.serve.tensors import read_tensors
 from pipeedge.serve.watching import PipelineWatch
+from pipeedge.serve.zero_shot import hypotheses
 
 CASES = Cases()
 says = CASES.says
@@ -54,6 +59,7 @@ def asked(
     told: int | None = None,
     headers: dict[str, str] | None = None,
     served: Service | None = None,
+    cancelled: bool = False,
 ) -> str:
     """Return the line that the application answers to a request, without a connection."""
     sent: list[Any] = []
@@ -65,6 +71,7 @@ def asked(
     async def send(message: Any) -> None:
         sent.append(message)
 
+    path, _, query = path.partition("?")
     length = len(body) if told is None else told
     given = {"content-length": str(length), **(headers or {})}
     scope = {
@@ -72,12 +79,21 @@ def asked(
         "method": "POST",
         "path": path,
         "raw_path": path.encode(),
-        "query_string": b"",
+        "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
     asker = Asker(served or service(), timeout_s=0.05)
     app = make_application(asker, PipelineWatch(), limits or GateLimits(1 << 20, 0.05))
-    asyncio.run(app(scope, receive, send))
+
+    async def ask() -> None:
+        task = asyncio.ensure_future(app(scope, receive, send))
+        if cancelled:
+            while come:
+                await asyncio.sleep(0)
+            task.cancel()
+        await task
+
+    asyncio.run(ask())
     asker.close()
     return json.loads(sent[1]["body"])["error"]
 
@@ -133,13 +149,49 @@ WRONG: dict[str, tuple[str, bytes]] = {
     "the request does not fit: …": ("/classify", b'{"image": "a"}'),
     "the request is not JSON: …": ("/predict", b"a sentence"),
     "image 0: is neither a data URL nor base64": ("/classify", b'{"inputs": "a picture"}'),
-    "3 items in one request: at most 2 may wait; send several requests": (
+    "2,049 items in one request: at most 2,048 are answered; send several requests": (
         "/classify",
-        b'{"inputs": ["", "", ""]}',
+        b'{"inputs": [' + b'"",' * 2048 + b'""]}',
     ),
+    "dimensions is not supported: leave it out": ("/embed", b'{"inputs": "a", "dimensions": 3}'),
+    "there is no parameter limit in this address; it takes top": ("/classify?limit=3", b"{}"),
     "there is no such route; GET /docs lists them": ("/generate", b"{}"),
     "there is no such model; GET / shows the one that is served": ("/v2/models/other/infer", b"{}"),
 }
+
+
+def decoded(inputs: list[dict[str, Any]]) -> object:
+    return read_tensors(msgspec.convert({"inputs": inputs}, InferBody), b"")
+
+
+@says("model other is not served: ask for vit-digits, or for none")
+def _other_model(patch: Patch) -> str:
+    asker = Asker(service(), timeout_s=0.05)
+    return refused(lambda: Routes(asker)._check_model("other"))
+
+
+@says("candidate_labels: … knows its own classes only; …")
+def _other_classes(patch: Patch) -> str:
+    body = decode_body(b'{"inputs": "a", "parameters": {"candidate_labels": ["b"]}}', PredictBody)
+    return refused(lambda: hypotheses(body, ("bad", "good"), "bert"))
+
+
+@says("inputs: no input is called atention_mask; … takes …")
+def _misspelt(patch: Patch) -> str:
+    return refused(lambda: service().preparation.arrays({"atention_mask": np.ones((1, 2))}, "inputs"))
+
+
+@says("input_ids: 262 does not fit UINT8")
+def _does_not_fit(patch: Patch) -> str:
+    return refused(lambda: decoded([{"name": "input_ids", "shape": [1], "datatype": "UINT8", "data": [262]}]))
+
+
+@says("2 requests wait already; try again later")
+def _crowd(patch: Patch) -> str:
+    queue = service().queue
+    waiting = [queue.open(1) for _ in range(2)]
+    assert len(waiting) == 2
+    return refused(lambda: queue.open(1))
 
 
 def _wrong(path: str, body: bytes) -> Provoke:

@@ -119,7 +119,10 @@ def test_without_bytes_any_pixel_values_will_do() -> None:
         pytest.param(b"the cat", "input: bytes; .* takes sentences", id="bytes"),
         pytest.param({"input_ids": [2, 99]}, "input_ids has 99, .* takes 0 to", id="no token"),
         pytest.param({"input_ids": np.zeros(4)}, "input_ids is float64, not a type of integers", id="floats"),
-        pytest.param({"ids": [2]}, "no array 'input_ids'", id="another name"),
+        pytest.param(
+            {"ids": [2]}, "input: no input is called ids; .* takes input_ids, att", id="another name"
+        ),
+        pytest.param({"attention_mask": [1]}, "no array 'input_ids'", id="one missing"),
         pytest.param({"input_ids": [2] * 99}, "input_ids has 99 tokens an item", id="too many"),
     ],
 )
