@@ -20,11 +20,11 @@ _MB = 1 << 20
 
 
 def _place(text: str) -> tuple[str, int] | None:
-    """Return host and port of ``[ADDR:]PORT``, or None if it is neither."""
+    """Return host, if any, and port of ``[ADDR:]PORT``, or None if it is neither."""
     match = _PLACE.fullmatch(text)
     if match is None or not 1 <= int(match["port"]) <= _LAST_PORT:
         return None
-    return (match["host"] or "127.0.0.1").strip("[]"), int(match["port"])
+    return (match["host"] or "").strip("[]"), int(match["port"])
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class ServeRequest:
         "--max-waiting",
         type=int,
         check=at_least(1),
-        help="refuse requests (429) while this many items wait ({default})",
+        help="refuse requests (429) while this many wait; of their items, as many are prepared at a time "
+        "({default})",
     )
     max_body_mb: int = option(
         8,
@@ -80,7 +81,12 @@ class ServeRequest:
     @property
     def host(self) -> str:
         """Address to listen on."""
-        return self._listened()[0]
+        return self._listened()[0] or "127.0.0.1"
+
+    @property
+    def names_address(self) -> bool:
+        """Whether the user has given the address, rather than the port alone."""
+        return bool(self._listened()[0])
 
     @property
     def port(self) -> int:

@@ -45,7 +45,7 @@ def make_application(asker: Asker, watch: PipelineWatch, limits: GateLimits) -> 
                 return route.path
         return "other"
 
-    return Gate(application, limits, figures, route_of)
+    return Gate(application, limits, figures, route_of, lambda: asker.service.queue.is_ending)
 
 
 def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list[Route]:

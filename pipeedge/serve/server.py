@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib.util
 import logging
+import select
 import socket
+import struct
+import sys
 import threading
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -26,8 +31,24 @@ _HEADERS_S = 10.0
 _KEEP_ALIVE_S = 30
 _UNREAD_S = 30.0
 """Seconds after which a connection ends whose client has read nothing more of a reply."""
-_LAST_REPLIES_S = 5
-"""Seconds at the end for replies that are being sent."""
+_LAST_REPLIES_S = 5.0
+"""Seconds at the end for requests and replies that are being sent."""
+_LAST_HANDSHAKES_S = 0.1
+"""Seconds at the end for connections that are being opened."""
+_LAST_WORDS_S = 1.0
+"""Seconds at the end for requests on connections that are idle, or new."""
+_ANSWERED_S = 0.5
+"""Seconds for the replies to requests that have not come within these."""
+_TICK_S = 0.02
+_SO_ATTACH_FILTER = 26
+_NO_SYN = (
+    (0x30, 0, 0, 13),
+    (0x54, 0, 0, 0x12),
+    (0x15, 0, 1, 0x02),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, 0xFFFFFFFF),
+)
+"""Filter of Linux for packets of TCP: load byte 13; keep the flags SYN and ACK; drop a SYN alone."""
 
 
 class _Connection(asyncio.Protocol):
@@ -104,6 +125,20 @@ class _Connection(asyncio.Protocol):
             return self._heard_at
         return self._asked_at if self.cycle.more_body else None
 
+    def close_if_quiet(self, since: float, quiet_s: float) -> None:
+        """Close the connection at the end of the server, if its client asks nothing.
+
+        A request may be on its way: to close at once would reset it.
+
+        Args:
+            since: Time when the server began to end, in seconds.
+            quiet_s: Seconds without a word from the client after which it asks nothing.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            return
+        if self.loop.time() >= max(since, self._heard_at) + quiet_s:
+            self.transport.close()
+
     def _drop(self) -> None:
         """Close the connection now; what is not sent yet is lost."""
         self._is_dropped = True
@@ -177,6 +212,62 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _keep_out(listener: socket.socket) -> None:
+    """Let nobody begin to open a connection to ``listener`` any more, without closing those that are open.
+
+    Else, connections would come between the last look at its backlog and its end, which resets them. Those
+    who knock get no answer, knock again after a second, and find the port closed. Other systems than Linux
+    have no such filter.
+    """
+    if sys.platform != "linux":
+        return
+    code = b"".join(struct.pack("=HBBI", *each) for each in _NO_SYN)
+    kept = ctypes.create_string_buffer(code, len(code))
+    with suppress(OSError):
+        program = struct.pack("HP", len(_NO_SYN), ctypes.addressof(kept))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+def _has_knocked(listener: socket.socket) -> bool:
+    """Return whether somebody waits to be accepted."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _Server(uvicorn.Server):
+    """A server whose end loses no request: everybody who has connected gets a reply.
+
+    keep out ──> accept all that have come ──> close the port ──> answer what comes, closing what is quiet
+    """
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer those who are connected, and end."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        last = began + _LAST_REPLIES_S
+        for listener in sockets or ():
+            _keep_out(listener)
+        await asyncio.sleep(_LAST_HANDSHAKES_S)
+        while any(map(_has_knocked, sockets or ())) and loop.time() < last:
+            await asyncio.sleep(0)  # the loop accepts them
+        for server in self.servers:
+            server.close()
+        closed = loop.time()
+        while loop.time() < last:
+            connections = self.server_state.connections
+            for each in tuple(connections):
+                if isinstance(each, _Connection):
+                    each.close_if_quiet(closed, _LAST_WORDS_S)
+            await asyncio.sleep(_TICK_S)  # also for those that were accepted last, who are not known at once
+            if not connections and not self.server_state.tasks:
+                return
+        for task in tuple(self.server_state.tasks):
+            task.cancel()  # which replies that the server has ended
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_ANSWERED_S)
+
+
 class HttpServer:
     """Serves an application on a listening socket.
 
@@ -197,13 +288,12 @@ class HttpServer:
             "proxy_headers": False,
             "h11_max_incomplete_event_size": _MAX_HEADER_BYTES,
             "timeout_keep_alive": _KEEP_ALIVE_S,
-            "timeout_graceful_shutdown": _LAST_REPLIES_S,
             "backlog": _MAX_CONNECTIONS,
         }
         self._listener = listener
         # Their logs would have a line for every malformed request.
         logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", **settings))
+        self._server = _Server(uvicorn.Config(app, log_level="critical", **settings))
         self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
 
     def start(self) -> None:

@@ -64,7 +64,12 @@ class Serving:
             self._warn(_open_to_all(settings))
         watch = PipelineWatch()
         asker = Asker(service, settings.request_timeout_s)
-        limits = GateLimits(settings.max_body_bytes, settings.request_timeout_s, keys)
+        limits = GateLimits(
+            settings.max_body_bytes,
+            settings.request_timeout_s,
+            keys,
+            local_names_only=not keys and not settings.names_address,
+        )
         server = HttpServer(make_application(asker, watch, limits), listener)
         self._queue = service.queue
         sink = _ServedSink(service.queue, server, lambda: self._warn(f"answers at {settings.url}"))

@@ -46,6 +46,35 @@ def test_ranks_that_serve_drain_and_end_well(tmp_path: Path, signalled: tuple[in
     assert ended[1].err == ""
 
 
+def test_a_stop_under_load_resets_no_connection(tmp_path: Path) -> None:
+    port, statuses, broken = free_port(), list[int](), list[str]()
+    with World(tmp_path, 1, "-m", "vit-digits", "--serve", port, "--quiet") as world:
+        world.start()
+        world.until(lambda: ready(world), "it answers")
+
+        def load() -> None:
+            while True:
+                try:
+                    statuses.append(ask(port, "POST", "/classify", picture()).status)
+                except ConnectionRefusedError:  # the port is closed
+                    return
+                except OSError as error:
+                    broken.append(repr(error))
+                    return
+
+        threads = [threading.Thread(target=load) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(statuses) > 100, "the load")
+        world.signal(0, signal.SIGTERM)
+        for thread in threads:
+            thread.join(LIMIT_S)
+        ended = world.wait()
+    assert broken == []
+    assert set(statuses) <= {200, 503}
+    assert ended[0].status == 0
+
+
 def test_a_lost_stage_costs_no_answer_if_the_run_goes_on(tmp_path: Path) -> None:
     port, replies, enough = free_port(), list[Reply](), threading.Event()
     options = ("-m", "vit-digits", "-c", "tcp", "--on-failure", "continue", "--timeout", "20", "--quiet")

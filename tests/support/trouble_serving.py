@@ -21,6 +21,7 @@ from pipeedge import Pipeline
 from pipeedge.data import Microbatch
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
+from pipeedge.serve import gate
 from pipeedge.serve.application import make_application
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.batching import BatchLimits
@@ -186,12 +187,34 @@ def _does_not_fit(patch: Patch) -> str:
     return refused(lambda: decoded([{"name": "input_ids", "shape": [1], "datatype": "UINT8", "data": [262]}]))
 
 
+@says("the host evil.example is not this machine: …")
+def _other_host(patch: Patch) -> str:
+    limits = GateLimits(1 << 20, 0.05, local_names_only=True)
+    return asked("/classify", limits=limits, headers={"host": "evil.example"})
+
+
+@says("content-encoding gzip: send the body as it is")
+def _compressed(patch: Patch) -> str:
+    return asked("/classify", headers={"content-encoding": "gzip"})
+
+
+@says("too many large requests at a time")
+def _large_ones(patch: Patch) -> str:
+    patch.setattr(gate, "_BODIES", 0)
+    return asked("/classify", bytes(100_000))
+
+
 @says("2 requests wait already; try again later")
 def _crowd(patch: Patch) -> str:
     queue = service().queue
     waiting = [queue.open(1) for _ in range(2)]
     assert len(waiting) == 2
     return refused(lambda: queue.open(1))
+
+
+@says("the server has ended")
+def _over(patch: Patch) -> str:
+    return asked("/classify", b"a", told=2, limits=GateLimits(1 << 20, 60.0), cancelled=True)
 
 
 def _wrong(path: str, body: bytes) -> Provoke:
