@@ -13,6 +13,7 @@ Over HTTP, each module only uses those above it:
 
 bodies, tensors      what clients send, as JSON and as bytes
 zero_shot            classes that come with a request
+uploads              files in requests
 gate                 hosts and keys, limits of bodies, slow clients
 asking               items in, answers out, on the event loop
 routes, inference    handlers: what clients of other servers know; the Open Inference Protocol

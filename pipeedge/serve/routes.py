@@ -11,16 +11,12 @@ A request may have thousands of items: each handler says how many, and how to pr
 from __future__ import annotations
 
 import base64
-import binascii
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,14 +42,13 @@ from pipeedge.serve.bodies import (
 )
 from pipeedge.serve.pending import PendingAnswers
 from pipeedge.serve.replies import json_reply
+from pipeedge.serve.uploads import decode_data_url, files_of_form
 from pipeedge.serve.zero_shot import Hypotheses, hypotheses
 
 __all__ = ["Handler", "Routes"]
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-_DATA_URL = "data:"
-_MOST_FILES = 64
 _TOP = 5
 _COUNT = re.compile("0*[1-9][0-9]{0,8}")
 _FEW_ITEMS = 64
@@ -305,7 +300,7 @@ class Routes:
         """Return the images of a request, as files or data URLs, whether they are a list, and the rest."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "multipart/form-data":
-            files = await _files_of_form(request)
+            files = await files_of_form(request)
             if not files:
                 raise InputError("the form has no file")
             return files, len(files) > 1, ClassParameters()
@@ -402,63 +397,6 @@ class Routes:
     async def _written(self, reply: Callable[[], Response], items: int) -> Response:
         """Return a reply with the vectors of ``items``, which takes long for many of them."""
         return reply() if items <= _FEW_ITEMS else await self._asker.in_thread(reply)
-
-
-class _FormParser(MultiPartParser):
-    """A parser of forms that refuses one without an end, whose last files would be missing or cut off."""
-
-    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(headers, self._to_the_end(stream), max_files=_MOST_FILES, max_fields=_MOST_FILES)
-        self._has_ended = False
-
-    def on_end(self) -> None:
-        self._has_ended = True
-
-    async def _to_the_end(self, stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        async for chunk in stream:
-            yield chunk
-        if not self._has_ended:
-            raise MultiPartException("it is cut off before its closing boundary")
-
-
-async def _files_of_form(request: Request) -> list[bytes]:
-    """Return the files of a form.
-
-    Raises:
-        InputError: It is not one, is cut off, or has a field that is no file.
-    """
-    try:
-        async with aclosing(request.stream()) as stream:
-            form = await _FormParser(request.headers, stream).parse()
-    except MultiPartException as error:
-        raise InputError(f"the form cannot be read: {excerpt(error.message, 200)}") from None
-    try:
-        fields = [name for name, one in form.multi_items() if not isinstance(one, UploadFile)]
-        if fields:
-            raise InputError(
-                f"the form has a field {excerpt(fields[0])}, which is no file: send images as files, and the "
-                "number of classes as ?top=N"
-            )
-        return [await one.read() for _, one in form.multi_items() if isinstance(one, UploadFile)]
-    finally:
-        await form.close()
-
-
-def decode_data_url(text: str, source: str) -> bytes:
-    """Return the bytes of a data URL, or of base64 alone.
-
-    Raises:
-        InputError: It is neither.
-    """
-    encoded = text
-    if text.startswith(_DATA_URL):
-        head, comma, encoded = text.partition(",")
-        if not comma or not head.endswith(";base64"):
-            raise InputError(f"{source}: a data URL must be data:image/...;base64,...")
-    try:
-        return base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        raise InputError(f"{source}: is neither a data URL nor base64") from None
 
 
 def _image_name(index: int) -> str:

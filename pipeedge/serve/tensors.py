@@ -105,12 +105,12 @@ def _from_json(tensor: InferTensor) -> np.ndarray:
     try:
         with np.errstate(over="ignore"):
             array = np.array(values, dtype)
-        wrong = None if dtype.kind != "f" else next(iter(np.flatnonzero(~np.isfinite(array))), None)
+        places = np.flatnonzero(~np.isfinite(array)).tolist() if dtype.kind == "f" else []
     except OverflowError:  # of numbers that are too large even for Python's
-        wrong = max(range(len(values)), key=lambda place: abs(values[place]))
-    if wrong is not None:
+        places = [max(range(len(values)), key=lambda place: abs(values[place]))]
+    if places:
         raise InputError(
-            f"{excerpt(tensor.name)}: {_shown(values[int(wrong)])} does not fit {tensor.datatype}"
+            f"{excerpt(tensor.name)}: {_shown(values[places[0]])} does not fit {tensor.datatype}"
         )
     return _shaped(tensor, array)
 

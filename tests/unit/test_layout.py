@@ -48,8 +48,8 @@ data       sentence_rules beginnings items source model_inputs labels pictures s
            cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing pending flights backlog requests service watching figures bodies
-           description reference tensors zero_shot replies gate asking routes inference pages application
-           server serving
+           description reference tensors zero_shot uploads replies gate asking routes inference pages
+           application server serving
 run        activity worker stage under_way reading held_out data_rank context links stage_part resuming
            data_part parts loading replanning decision live_planning phases reporting outcome shelf epoch_log
            epochs pipeline preview main __main__
