@@ -9,9 +9,11 @@ whose results come one after the other, as Ctrl-C does.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from typing import NoReturn, TextIO
 
@@ -20,6 +22,7 @@ from pipeedge.base.wording import printable
 
 __all__ = [
     "end",
+    "log_warnings",
     "open_standard_streams",
     "pass_on",
     "print_data",
@@ -49,6 +52,18 @@ def open_standard_streams() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def log_warnings(program: str) -> None:
+    """Print the warnings of our own code, and nothing that libraries say about the data they are given.
+
+    Anybody may send a server damaged images, or numbers out of range. The reply says what is wrong with them;
+    warnings would only fill its standard error.
+    """
+    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"(pipeedge|numpy|transformers)\b")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 def say(program: str, line: str) -> None:

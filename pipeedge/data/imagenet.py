@@ -29,8 +29,9 @@ from types import MappingProxyType
 
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.wording import printable
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.images import ImageTransform, image_transform, is_image, open_image
+from pipeedge.data.images import ImageTransform, encode_picture, image_transform, is_image, open_image
 from pipeedge.data.items import Item, Items, JoinedItems
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.request.files import InputRequest
@@ -91,8 +92,9 @@ class ClassFolder:
 
     def read(self, index: int) -> Item:
         """Decode image ``index``."""
-        image = open_image(self.folder / self.names[index], self.max_pixels)
-        return Item((self.transform.encode(image),), self.label, self.source(index))
+        path = self.folder / self.names[index]
+        pixels = encode_picture(self.transform, printable(path), lambda: open_image(path, self.max_pixels))
+        return Item((pixels,), self.label, self.source(index))
 
 
 @dataclass(frozen=True)

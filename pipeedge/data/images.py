@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,15 +21,26 @@ import torch
 from PIL import Image
 
 from pipeedge.base.errors import InputError
+from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.pictures import IMAGE_SUFFIXES, is_image, open_image
+from pipeedge.data.pictures import (
+    HEIF_SUFFIXES,
+    IMAGE_SUFFIXES,
+    INSTALL_HEIF,
+    LARGE_PIXELS,
+    REDUCED_PIXELS,
+    is_image,
+    needs_heif,
+    open_image,
+)
 
 __all__ = [
+    "NO_MEMORY",
     "IMAGE_SUFFIXES",
     "DirectoryTransform",
     "FoundImages",
@@ -37,17 +48,19 @@ __all__ = [
     "ImageRecipe",
     "ImageSizes",
     "ImageTransform",
+    "check_shape",
     "default_recipe",
+    "encode_picture",
     "find_images",
     "image_transform",
     "is_image",
     "open_image",
     "skipped_line",
-    "transformed",
 ]
 
 log = logging.getLogger(__name__)
 
+NO_MEMORY = "not enough memory for this image; make it smaller"
 _LISTED_TYPES = 8
 PROCESSOR_FILE = "preprocessor_config.json"
 _SIZES_ONLY = {"do_rescale": False, "do_normalize": False}
@@ -60,6 +73,9 @@ class ImageTransform(Protocol):
     @property
     def table(self) -> PixelTable | None:
         """Values that the bytes from ``encode`` stand for, or None if it returns the values themselves."""
+
+    def resized_pixels(self, width: int, height: int) -> int:
+        """Return the number of pixels that an image of this size is resized to, before it is cropped."""
 
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32."""
@@ -84,6 +100,11 @@ class ImageSizes:
     """Height and width of the centre crop after resizing, in pixels."""
     resample: Image.Resampling
     """Resampling filter for resizing."""
+
+    def resized_pixels(self, width: int, height: int) -> int:
+        """Return the number of pixels that an image of this size is resized to."""
+        del width, height
+        return self.resize[0] * self.resize[1]
 
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` as uint8 [channels, height, width]."""
@@ -159,6 +180,17 @@ class DirectoryTransform:
     sizes: ImageSizes | None = None
     """Faster resampling that gives equal bytes, if there is one."""
 
+    def resized_pixels(self, width: int, height: int) -> int:
+        """Return the number of pixels that an image of this size is resized to.
+
+        That is many for a narrow image, if its shorter side gets a certain length.
+        """
+        size = dict(getattr(self.processor, "size", None) or {})
+        shortest = size.get("shortest_edge")
+        if not getattr(self.processor, "do_resize", False) or not shortest or size.get("longest_edge"):
+            return 0
+        return int(shortest) ** 2 * max(width, height) // min(width, height)
+
     def encode(self, image: Image.Image) -> torch.Tensor:
         """Return ``image`` [channels, height, width], as uint8 if there is a table, else as float32.
 
@@ -217,6 +249,8 @@ class DirectoryTransform:
         try:
             made = np.asarray(self._process(picture, **options)["pixel_values"][0])
             pixels = np.array(made, np.uint8 if made.dtype == np.uint8 else np.float32, order="C")
+        except MemoryError:
+            raise
         except Exception as error:  # a hand-written file may raise anything inside transformers
             raise InputError(
                 f"{self.path}: cannot process images of {self.channels} channels ({error}); "
@@ -240,10 +274,44 @@ def _encoded_each(transform: ImageSizes | DirectoryTransform, pixels: np.ndarray
     return torch.stack([transform.encode(Image.fromarray(np.ascontiguousarray(each))) for each in pixels])
 
 
-def transformed(transform: ImageTransform, image: Image.Image) -> torch.Tensor:
-    """Return ``image`` as the model takes it, float32 [channels, height, width]."""
-    encoded = transform.encode(image)
-    return encoded if transform.table is None else transform.table.look_up(encoded[None])[0]
+def check_shape(transform: ImageTransform, name: str, width: int, height: int) -> None:
+    """Check that an image does not become huge when it is resized.
+
+    Raises:
+        InputError: It is so narrow that it does.
+    """
+    if width and height and transform.resized_pixels(width, height) > REDUCED_PIXELS:
+        raise InputError(
+            f"{name}: {width} x {height} is too narrow to be resized for this model; cut the image into parts"
+        )
+
+
+def encode_picture(
+    transform: ImageTransform, name: str, open_picture: Callable[[], Image.Image]
+) -> torch.Tensor:
+    """Return what ``transform.encode`` makes of the image that ``open_picture`` returns.
+
+    Args:
+        transform: The conversion.
+        name: What messages call the image.
+        open_picture: Decodes the image.
+
+    Raises:
+        InputError: The image cannot be decoded, is too narrow to be resized, or there is not enough memory.
+    """
+    picture, is_large = None, False
+    try:
+        picture = open_picture()
+        is_large = picture.width * picture.height > LARGE_PIXELS
+        check_shape(transform, name, *picture.size)
+        return transform.encode(picture)
+    except MemoryError:
+        is_large = True  # the refusal is raised below, when nothing holds the image any more
+    finally:
+        picture = None
+        if is_large:
+            return_freed_memory()
+    raise InputError(f"{name}: {NO_MEMORY}")
 
 
 def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
@@ -331,7 +399,10 @@ def skipped_line(where: str, skipped: Counter[str]) -> str | None:
     others = skipped.total() - sum(number for _, number in listed)
     if others:
         kinds.append(f"{figure(others)} others")
-    return f"{printable(where)}: skipped {count(skipped.total(), 'file')} of other types ({', '.join(kinds)})"
+    line = f"{printable(where)}: skipped {count(skipped.total(), 'file')} of other types ({', '.join(kinds)})"
+    if needs_heif() and any(skipped[suffix] for suffix in HEIF_SUFFIXES):
+        line += f"; HEIF images need the package pillow-heif: {INSTALL_HEIF}"
+    return line
 
 
 def find_images(folder: Path) -> FoundImages:
@@ -387,6 +458,5 @@ class ImageFiles:
     def read(self, index: int) -> Item:
         """Decode image ``index``."""
         path = self.paths[index]
-        return Item(
-            (self.transform.encode(open_image(path, self.max_pixels)),), self.labels[index], str(path)
-        )
+        pixels = encode_picture(self.transform, printable(path), lambda: open_image(path, self.max_pixels))
+        return Item((pixels,), self.labels[index], str(path))

@@ -15,11 +15,18 @@ from pipeedge.base.errors import InputError
 from pipeedge.data.arrays import ArrayItems
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import default_digits, default_photo, default_sentences, digits_fit
-from pipeedge.data.images import IMAGE_SUFFIXES, ImageFiles, find_images, image_transform, skipped_line
+from pipeedge.data.images import (
+    IMAGE_SUFFIXES,
+    ImageFiles,
+    encode_picture,
+    find_images,
+    image_transform,
+    skipped_line,
+)
 from pipeedge.data.items import Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.labels import Classes
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.pictures import decode_image
+from pipeedge.data.pictures import HEIF_SUFFIXES, INSTALL_HEIF, decode_image
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, none_readable
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow
@@ -131,11 +138,9 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
         return join([tokenizer.rows(rows) for rows in readable_rows(given, request, model)])
     transform = image_transform(model, directories)
     if one == STANDARD_INPUT:
-        picture = decode_image(
-            io.BytesIO(sys.stdin.buffer.read()), "standard input", request.max_image_pixels
-        )
-        item = Item((transform.encode(picture),), None, "standard input")
-        return MemoryItems((item,), pixels=transform.table)
+        name, piped = "standard input", io.BytesIO(sys.stdin.buffer.read())
+        pixels = encode_picture(transform, name, lambda: decode_image(piped, name, request.max_image_pixels))
+        return MemoryItems((Item((pixels,), None, name),), pixels=transform.table)
     skipped: Counter[str] = Counter()
     paths = tuple(image for path in given for image in image_paths(path, skipped))
     line = skipped_line(", ".join(str(path) for path in given if path.is_dir()), skipped)
@@ -209,6 +214,8 @@ def kind_of(path: Path, model: ModelInputs) -> str:
         return TEXT
     if suffix in IMAGE_SUFFIXES:
         return IMAGES
+    if suffix in HEIF_SUFFIXES:
+        raise InputError(f"{path}: HEIF images need the package pillow-heif: {INSTALL_HEIF}")
     known = " ".join(IMAGE_SUFFIXES)
     raise InputError(
         f"{path}: unknown kind of input; known are folders, .txt, .csv, .tsv, .jsonl, .npz and images "

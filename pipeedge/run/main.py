@@ -5,7 +5,6 @@ The script ``runtime.py`` in a checkout and ``python -m pipeedge.run.main`` both
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -21,7 +20,7 @@ from pipeedge.base.heap import lasting_imports, share_one_heap
 from pipeedge.base.machine import quota_threads
 from pipeedge.base.postponing import META_KERNELS, postponed
 from pipeedge.base.program import program_name
-from pipeedge.base.streams import end, print_result, say
+from pipeedge.base.streams import end, log_warnings, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.request.environment import BEGINS, Environment
 from pipeedge.request.options import parse_runtime
@@ -41,7 +40,7 @@ def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
     signal.signal(signal.SIGTERM, terminated)
     program = program_name(PROGRAM)
-    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    log_warnings(program)
     end(program, guard(program, _run, verbose="--verbose" in sys.argv))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,19 @@ from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.base.wording import excerpt
 from pipeedge.data.arrays import IDS, MASK, PIXELS, ArrayItems
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.images import DirectoryTransform, ImageTransform, image_transform
+from pipeedge.data.images import (
+    NO_MEMORY,
+    DirectoryTransform,
+    ImageTransform,
+    check_shape,
+    encode_picture,
+    image_transform,
+)
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
-from pipeedge.data.pictures import decode_image, eight_bit, is_small, open_image
+from pipeedge.data.pictures import decode_image, eight_bit, open_image
+from pipeedge.data.png import is_small_png
 from pipeedge.data.text import Sentence, Tokenizer, check_sentence, open_tokenizer
 from pipeedge.request.config import RunRequest
 
@@ -137,7 +145,7 @@ class Preparation:
             return False
         if self._tokenizer is not None:
             return not self._tokenizing.locked()
-        return all(isinstance(data, bytes) and is_small(data, _QUICK_PIXELS) for data in values)
+        return all(isinstance(data, bytes) and is_small_png(data, _QUICK_PIXELS) for data in values)
 
     def item(self, value: Any, source: str = "input") -> Item:
         """Return the item for a value of any kind that fits the model.
@@ -168,9 +176,9 @@ class Preparation:
         if isinstance(value, str) and not value:
             raise InputError(f"{source}: the path of the image is empty")
         if isinstance(value, str | Path):
-            return self._picture(open_image(Path(value), self._max_pixels), str(value))
+            return self._picture(lambda: open_image(Path(value), self._max_pixels), str(value))
         if isinstance(value, Image.Image):
-            return self._picture(eight_bit(value, source), source)
+            return self._picture(lambda: eight_bit(value, source), source)
         if isinstance(value, np.ndarray | torch.Tensor):
             array = np.asarray(value)
             if array.dtype == np.uint8:
@@ -265,9 +273,7 @@ class Preparation:
         Raises:
             InputError: It cannot be decoded, is too large, or the model takes sentences.
         """
-        if self._transform is None:
-            raise InputError(f"{source}: an image; {self._model.name} takes sentences")
-        return self._picture(decode_image(io.BytesIO(data), source, self._max_pixels), source)
+        return self._picture(lambda: decode_image(io.BytesIO(data), source, self._max_pixels), source)
 
     def arrays(self, arrays: Mapping[str, np.ndarray], source: str = "input") -> list[Item]:
         """Return the items for arrays by the names of the model's inputs, [items, ...].
@@ -300,10 +306,11 @@ class Preparation:
         )
         return array.ndim == 2 or has_channels_last
 
-    def _picture(self, picture: Image.Image, source: str) -> Item:
+    def _picture(self, open_picture: Callable[[], Image.Image], source: str) -> Item:
         if self._transform is None:
             raise InputError(f"{source}: an image; {self._model.name} takes sentences")
-        return self._encoded(self._transform, self._transform.encode(picture)[None], [source])[0]
+        pixels = encode_picture(self._transform, source, open_picture)
+        return self._encoded(self._transform, pixels[None], [source])[0]
 
     def _encoded(self, transform: ImageTransform, pixels: torch.Tensor, sources: Sequence[str]) -> list[Item]:
         if self.pixels is None and transform.table is not None:
@@ -321,7 +328,12 @@ class Preparation:
             )
         if self._transform is None:
             raise InputError(f"{sources[0]}: an image; {self._model.name} takes sentences")
-        return self._encoded(self._transform, self._transform.encode_arrays(images), sources)
+        check_shape(self._transform, sources[0], images.shape[2], images.shape[1])
+        try:
+            pixels = self._transform.encode_arrays(images)
+        except MemoryError:
+            raise InputError(f"{sources[0]}: {NO_MEMORY}") from None
+        return self._encoded(self._transform, pixels, sources)
 
     def _in_bytes(self, item: Item, table: PixelTable) -> Item:
         """Return an item of pixel values as the bytes that stand for them.

@@ -24,7 +24,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import processors
 from pipeedge.base.program import module_words, program_name
-from pipeedge.base.streams import end, pass_on, print_notice, say
+from pipeedge.base.streams import end, log_warnings, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
@@ -48,7 +48,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, terminated)
     signal.signal(signal.SIGTERM, terminated)
     program = program_name(PROGRAM)
-    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    log_warnings(program)
     code = 0
 
     def run() -> None:

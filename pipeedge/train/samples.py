@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from pipeedge.base.errors import InputError
-from pipeedge.base.wording import count
-from pipeedge.data.images import ImageRecipe, find_images, open_image, skipped_line, transformed
+from pipeedge.base.wording import count, printable
+from pipeedge.data.images import ImageRecipe, encode_picture, find_images, open_image, skipped_line
 from pipeedge.request.files import DEFAULT_MAX_IMAGE_PIXELS
 from pipeedge.train.networks import Network
 from pipeedge.train.request import DIGITS, RANDOM
@@ -167,8 +167,14 @@ def _folder(folder: Path, network: Network, batch_size: int, seed: int, max_imag
         raise InputError(f"{network.name} takes {channels} channels, but images have 1 or 3")
     half = (0.5,) * channels
     recipe = ImageRecipe(channels, (height, width), (height, width), Image.Resampling.BILINEAR, half, half)
+
+    def read(item: int) -> torch.Tensor:
+        path = found[item][0]
+        pixels = encode_picture(recipe, printable(path), lambda: open_image(path, max_image_pixels))
+        return recipe.table.look_up(pixels[None])[0]
+
     return _ListedSamples(
-        lambda item: transformed(recipe, open_image(found[item][0], max_image_pixels)),
+        read,
         [label for _, label in found],
         batch_size,
         seed,

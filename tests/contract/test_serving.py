@@ -30,7 +30,7 @@ from waiting import LIMIT_S, until
 from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
 from pipeedge.run.stage import Stage
-from pipeedge.serve import gate, server
+from pipeedge.serve import gate, preparing, server
 from pipeedge.serve.description import openapi_document
 from pipeedge.serve.serving import Serving
 from pipeedge.serve.watching import PipelineWatch
@@ -131,6 +131,26 @@ def test_of_several_images_a_bad_one_fails_alone(digits: ServedModel) -> None:
     assert (first[0]["label"], fourth[0]["label"]) == (label(0), label(3))
     assert second == {"error": "image 1: is neither a data URL nor base64"}
     assert third == {"error": "image 2: cannot be read as an image (its format is not known)"}
+
+
+def test_an_image_that_does_not_fit_the_memory_fails_alone(
+    digits: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = preparing.decode_image
+
+    def lacking(stream: io.BytesIO, name: str, max_pixels: int | None) -> Image.Image:
+        if name.endswith("1"):
+            raise MemoryError
+        return decode(stream, name, max_pixels)
+
+    monkeypatch.setattr(preparing, "decode_image", lacking)
+    reply = digits.post("/classify", {"inputs": [data_url(picture(0)), data_url(picture(1))]})
+    assert reply.status == 200
+    good, bad = reply.json
+    assert good[0]["label"] == label(0)
+    assert bad == {"error": "image 1: not enough memory for this image; make it smaller"}
+    alone = digits.post("/classify", {"inputs": ["x", data_url(picture(1))]}).json
+    assert alone[1] == bad
 
 
 def large_picture() -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import os
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from small_models import VOCABULARY
 from trouble import DIGITS, Cases, Patch, raising, refused, start
 
 from pipeedge.base.streams import unprinted
-from pipeedge.data import arrays, pictures
+from pipeedge.data import arrays, images, opening, pictures
 from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input, readable_rows
@@ -57,6 +58,45 @@ def a_picture_of_floats(patch: Patch) -> str:
     Image.new("F", (4, 4)).save(path)
     try:
         return refused(lambda: pictures.open_image(path))
+    finally:
+        path.unlink()
+
+
+@says(
+    "photos/a.png: 1 x 70000: a side of an image may have 65,535 pixels; cut the image into parts, or make "
+    "it smaller"
+)
+def a_picture_has_a_long_side(patch: Patch) -> str:
+    stream = io.BytesIO()
+    Image.new("1", (1, 70_000)).save(stream, "PNG")
+    return refused(lambda: pictures.decode_image(stream, "photos/a.png"))
+
+
+@says("photos/a.png: 1 x 60000 is too narrow to be resized for this model; cut the image into parts")
+def a_picture_is_narrow(patch: Patch) -> str:
+    patch.setattr(images, "REDUCED_PIXELS", 60)
+    recipe = images.default_recipe(fake_models.vit(8))
+    return refused(lambda: images.encode_picture(recipe, "photos/a.png", lambda: Image.new("1", (1, 60_000))))
+
+
+@says("photos/a.png: not enough memory for this image; make it smaller")
+def a_picture_fills_the_memory(patch: Patch) -> str:
+    recipe = images.default_recipe(fake_models.vit(8))
+    return refused(lambda: images.encode_picture(recipe, "photos/a.png", raising(MemoryError())))
+
+
+@says(
+    "photos/a.heic: HEIF images need the package pillow-heif: pip install 'pipeedge[heif]'",
+    "…: is a HEIF image, which needs the package pillow-heif: …",
+)
+def heif_is_not_installed(patch: Patch) -> str:
+    patch.setattr(pictures, "needs_heif", lambda: True)
+    patch.setattr(opening, "IMAGE_SUFFIXES", (".png",))
+    path = Path("photos/a.heic")
+    path.write_bytes(b"\0\0\0\x18ftypheic")
+    try:
+        named = refused(lambda: opening.kind_of(path, fake_models.vit(8)))
+        return f"{named}\n{refused(lambda: pictures.open_image(path))}"
     finally:
         path.unlink()
 

@@ -21,11 +21,11 @@ from pipeedge.data import InputRequest, open_input, pictures
 from pipeedge.data.defaults import asset
 from pipeedge.data.images import (
     DirectoryTransform,
+    ImageTransform,
     default_recipe,
     find_images,
     image_transform,
     open_image,
-    transformed,
 )
 from pipeedge.data.pictures import IMAGE_SUFFIXES, eight_bit, is_image
 
@@ -43,6 +43,12 @@ def saved(folder: Path, name: str, seed: int = 0, size: tuple[int, int] = (20, 3
     path.parent.mkdir(parents=True, exist_ok=True)
     picture(*size, seed).save(path)
     return path
+
+
+def transformed(transform: ImageTransform, image: Image.Image) -> torch.Tensor:
+    """Return ``image`` as the model takes it, float32 [channels, height, width]."""
+    encoded = transform.encode(image)
+    return encoded if transform.table is None else transform.table.look_up(encoded[None])[0]
 
 
 def write_processor(directory: Path, **options: object) -> Path:
@@ -422,12 +428,11 @@ class TestFiles:
     def test_large_photos_are_decoded_at_a_fraction_of_their_size(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pictures, "_LARGE_PIXELS", 10_000)
-        monkeypatch.setattr(pictures, "_LEAST_SIDE", 64)
+        monkeypatch.setattr(pictures, "REDUCED_PIXELS", 20_000)
         smooth = picture(32, 24).resize((640, 480), Image.Resampling.BICUBIC)
         smooth.save(tmp_path / "a.jpg", quality=95)
         reduced = open_image(tmp_path / "a.jpg")
-        assert reduced.size == (160, 120)  # an eighth would be smaller than the least side
+        assert reduced.size == (160, 120)
         monkeypatch.undo()
         recipe = default_recipe(vit(16))
         assert (

@@ -43,7 +43,7 @@ observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside order live_choice live_search
-data       sentence_rules beginnings items source model_inputs labels pictures selection tables unfinished
+data       sentence_rules beginnings items source model_inputs labels png pictures selection tables unfinished
            row_documents row_formats parquet results reading ends arrays companions images text imagenet
            cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__

@@ -14,6 +14,7 @@ from runtime_request import request
 from served_models import MOST_TOKENS, save_bert, token_ids, token_types
 
 from pipeedge.base.errors import InputError
+from pipeedge.data.images import ImageSizes
 from pipeedge.models import find_model
 from pipeedge.serve.preparing import Preparation
 
@@ -192,3 +193,18 @@ def test_only_short_texts_are_tokenised_where_they_come(sentences: Preparation) 
     assert not sentences.is_quick(["the cat"] * 200)
     with sentences._tokenizing:  # as another thread does
         assert not sentences.is_quick(["the cat sat"])
+
+
+@pytest.mark.parametrize(
+    "value", [PICTURE, Image.fromarray(PICTURE), png(PICTURE)], ids=["array", "image", "file"]
+)
+def test_lack_of_memory_refuses_the_picture(
+    value: object, digits: Preparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ImageSizes, "encode", lacking)
+    monkeypatch.setattr(ImageSizes, "encode_arrays", lacking)
+    with pytest.raises(InputError, match=r"^input: not enough memory for this image; make it smaller$"):
+        digits.item(value)
