@@ -1,11 +1,14 @@
-"""Beginnings of long texts, of which a model takes no more. Pure."""
+"""Beginnings of texts: what a model takes of a long one, and the encoding that the first bytes show. Pure."""
 
 from __future__ import annotations
 
+import codecs
 import re
+from collections.abc import Mapping
 from itertools import islice
+from types import MappingProxyType
 
-__all__ = ["TOKEN_CHARACTERS", "first_words", "words_for"]
+__all__ = ["TOKEN_CHARACTERS", "first_words", "wide_encoding", "words_for"]
 
 TOKEN_CHARACTERS = 64
 """Largest number of characters tokenised for each token that the model takes; words are shorter."""
@@ -33,3 +36,30 @@ def first_words(text: str, characters: int) -> str:
     # Chinese has no blanks, and each character is a token; a word of thousands of letters is one unknown
     # token.
     return words if len(words) >= characters - _LONGEST_WORD else cut
+
+
+_MARKS: Mapping[bytes, str] = MappingProxyType(
+    {
+        # UTF-32's mark begins with UTF-16's.
+        codecs.BOM_UTF32_LE: "UTF-32",
+        codecs.BOM_UTF32_BE: "UTF-32",
+        codecs.BOM_UTF16_LE: "UTF-16",
+        codecs.BOM_UTF16_BE: "UTF-16",
+    }
+)
+_SEEN = 1024
+
+
+def wide_encoding(content: bytes) -> str | None:
+    """Return UTF-16 or UTF-32 if a text is encoded so, as some editors and shells do, else None.
+
+    Without a mark at its beginning, it shows by the zeros beside Latin letters.
+    """
+    marked = next((name for mark, name in _MARKS.items() if content.startswith(mark)), None)
+    if marked is not None:
+        return marked
+    beginning = content[:_SEEN]
+    zeros = [beginning[place::2].count(0) for place in (0, 1)]
+    if max(zeros) * 4 <= len(beginning) or min(zeros) > max(zeros) // 8:
+        return None
+    return "UTF-16LE" if zeros[1] > zeros[0] else "UTF-16BE"

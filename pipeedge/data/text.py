@@ -16,13 +16,14 @@ import torch
 from pipeedge.base.errors import InputError
 from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
-from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, words_for
+from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, wide_encoding, words_for
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.items import Item, Items
 from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
+from pipeedge.data.tokenizer_files import TOKENIZER_FILE, check_tokenizer
 from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = [
@@ -37,7 +38,7 @@ __all__ = [
     "read_sentences",
 ]
 
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
 CHUNK = 4096
 """Largest number of sentences tokenised in one call."""
 _CHUNK_CHARACTERS = 1 << 18
@@ -461,10 +462,11 @@ def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
     from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
 
     directory = path.parent
+    check_tokenizer(directory)
     try:
         if (directory / "tokenizer_config.json").is_file():
             backend = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        elif path.name == "tokenizer.json":
+        elif path.name == TOKENIZER_FILE:
             backend = PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             backend = BertTokenizer.from_pretrained(directory, local_files_only=True)
@@ -508,6 +510,12 @@ def read_sentences(
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
         content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        encoding = wide_encoding(content)
+        if encoding is not None:
+            converted = "-" if path == STANDARD_INPUT else f"{name} > utf-8{path.suffix}"
+            raise InputError(
+                f"{name}: is {encoding} text; convert it to UTF-8: iconv -f {encoding} -t UTF-8 {converted}"
+            )
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error

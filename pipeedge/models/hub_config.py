@@ -6,14 +6,31 @@ seconds of start-up and tens of megabytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeedge.base.errors import ModelError
+from pipeedge.base.json_types import KindRules, ValueKind, check_types, is_kind, mismatch
 from pipeedge.base.wording import count, excerpt
 
 __all__ = ["HubConfig"]
+
+_RULES: KindRules = (
+    (re.compile(r"image_size|patch_size"), ValueKind.SIDES),
+    (re.compile(r"\w+_size|(num|n)_\w+|\w+_groups|\w+_group_num|\w+_every_n_layers"), ValueKind.WHOLE),
+    (re.compile(r"dim|\w+_dim|max_position_embeddings|local_attention|encoder_stride"), ValueKind.WHOLE),
+    (re.compile(r"(pad|cls|sep|mask|unk)_token_id|intermediate_size"), ValueKind.WHOLE),
+    (
+        re.compile(r"\w+_eps|\w+_theta|\w*dropout(_prob)?|\w+_rate|\w+_ratio|layerscale_value"),
+        ValueKind.NUMBER,
+    ),
+    (re.compile(r"initializer_\w+|logit_scale_init_value"), ValueKind.NUMBER),
+    (re.compile(r"\w+_bias|(use|tie|apply)_\w+"), ValueKind.FLAG),
+)
+"""Kinds of the values that encoders have, by their keys."""
+_SECTIONS = re.compile(r"\w+_config(_dict)?|rope_parameters|full_attention|sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -25,56 +42,48 @@ class HubConfig:
 
     values: Mapping[str, Any]
 
+    def check_types(self) -> None:
+        """Check all values whose kind follows from their key, whether the family reads them or not."""
+        try:
+            check_types(self.values, _RULES, _SECTIONS)
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+
+    def _value(self, key: str, kind: ValueKind) -> Any:
+        value = self.values.get(key)
+        if value is not None and not is_kind(value, kind):
+            raise ModelError(mismatch(key, value, kind))
+        return value
+
     def integer(self, key: str, default: int) -> int:
         """Return a whole number."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{key} is {excerpt(repr(value))}; a whole number is needed")
-        return value
+        value = self._value(key, ValueKind.WHOLE)
+        return default if value is None else int(value)
 
     def number(self, key: str, default: float) -> float:
         """Return a number."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(f"{key} is {excerpt(repr(value))}; a number is needed")
+        value = self._value(key, ValueKind.NUMBER)
         try:
-            return float(value)
+            return default if value is None else float(value)
         except OverflowError:
-            raise ModelError(f"{key} is {excerpt(value)}; a number is needed") from None
+            raise ModelError(mismatch(key, value, ValueKind.NUMBER)) from None
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ModelError(f"{key} is {excerpt(repr(value))}; true or false is needed")
-        return value
+        value = self._value(key, ValueKind.FLAG)
+        return default if value is None else bool(value)
 
     def text(self, key: str, default: str) -> str:
         """Return a string."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise ModelError(f"{key} is {excerpt(repr(value))}; a name is needed")
-        return value
+        value = self._value(key, ValueKind.TEXT)
+        return default if value is None else str(value)
 
     def pair(self, key: str, default: int) -> tuple[int, int]:
         """Return a size that is given as one number for a square, or as ``[height, width]``."""
-        value = self.values.get(key)
+        value = self._value(key, ValueKind.SIDES)
         if value is None:
             return default, default
-        pair = value if isinstance(value, (list, tuple)) else [value, value]
-        if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in pair):
-            raise ModelError(
-                f"{key} is {excerpt(repr(value))}; one whole number or [height, width] is needed"
-            )
-        return pair[0], pair[1]
+        return (value, value) if isinstance(value, int) else (value[0], value[1])
 
     def square(self, key: str, default: int) -> tuple[int, int]:
         """Return a size whose height and width must be equal."""

@@ -10,12 +10,15 @@ https://arxiv.org/abs/1908.10084 introduced them. Positions of padding take no p
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pipeedge.base.errors import ModelError
 from pipeedge.base.json_file import read_json
+from pipeedge.base.json_types import KindRules, ValueKind, check_types
 from pipeedge.base.wording import excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.pooling import DenseModule, Pooling
@@ -47,6 +50,11 @@ _ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 _WIDEST = 1 << 16
+_RULES: KindRules = (
+    (re.compile(r"\w*embedding_dimension|in_features|out_features"), ValueKind.WHOLE),
+    (re.compile(r"pooling_mode_\w+|bias|include_prompt"), ValueKind.FLAG),
+)
+_NO_SECTIONS = re.compile(r"(?!)")
 
 
 def with_pooling(architecture: Architecture, directory: Path) -> Architecture:
@@ -112,7 +120,7 @@ def read_pooling(directory: Path, hidden: int) -> Pooling | None:
 
 
 def _modes(path: Path, hidden: int) -> tuple[str, ...]:
-    config = read_json(path, dict, ModelError)
+    config = _checked(path)
     width = config.get("word_embedding_dimension", config.get("embedding_dimension", hidden))
     if width != hidden:
         raise ModelError(f"{path}: pools vectors of {excerpt(width)} values, the model's have {hidden}")
@@ -136,9 +144,19 @@ def _modes(path: Path, hidden: int) -> tuple[str, ...]:
     return modes
 
 
+def _checked(path: Path) -> Mapping[str, Any]:
+    """Read the configuration of a module, whose numbers and flags must be that."""
+    config: dict[str, Any] = read_json(path, dict, ModelError)
+    try:
+        check_types(config, _RULES, _NO_SECTIONS)
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from None
+    return config
+
+
 def _dense(directory: Path, name: str, width: int) -> DenseModule:
     path = directory / name / "config.json"
-    config = read_json(path, dict, ModelError)
+    config = _checked(path)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
@@ -148,6 +166,6 @@ def _dense(directory: Path, name: str, width: int) -> DenseModule:
     inputs, outputs = config.get("in_features"), config.get("out_features")
     if inputs != width:
         raise ModelError(f"{path}: takes vectors of {excerpt(inputs)} values, but gets {width}")
-    if isinstance(outputs, bool) or not isinstance(outputs, int) or not 1 <= outputs <= _WIDEST:
+    if outputs is None or not 1 <= outputs <= _WIDEST:
         raise ModelError(f"{path}: out_features is {excerpt(outputs)}; it must be 1 to {_WIDEST}")
     return DenseModule(name, outputs, config.get("bias", True) is not False, _ACTIVATIONS[activation])

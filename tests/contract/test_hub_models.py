@@ -244,11 +244,42 @@ def test_full_disk_is_named(
 
 
 def test_only_names_of_the_hubs_form_are_looked_up(hub: Site, hub_cache: Path) -> None:
-    for name in ("a/b/c", "/a/b", "../b", "a/..", "a--b/c", "single", "a/b c", "a/-b", f"a/{'b' * 99}"):
+    for name in (
+        "a/b/c",
+        "/a/b",
+        "../b",
+        "a/..",
+        "a--b/c",
+        "-single",
+        "a b",
+        "a/b c",
+        "a/-b",
+        f"a/{'b' * 99}",
+    ):
         assert not is_repository_name(name), name
         refusal(ModelError, lambda: find_model(name))  # noqa: B023 (called at once)
     assert hub.asked == []
-    assert all(map(is_repository_name, ("BAAI/bge-small-en-v1.5", "sentence-transformers/all-MiniLM-L6-v2")))
+    assert all(
+        map(
+            is_repository_name,
+            ("roberta-base", "BAAI/bge-small-en-v1.5", "sentence-transformers/all-MiniLM-L6-v2"),
+        )
+    )
+
+
+def test_old_name_without_an_organisation_is_asked_of_the_hub(
+    hub: Site, hub_cache: Path, model_dirs: dict[str, Path]
+) -> None:
+    hub.add_repository("FacebookAI/roberta-base", repository(model_dirs["roberta"]))
+    hub.moved["roberta-base"] = "FacebookAI/roberta-base"
+    model = find_model("roberta-base")
+    assert (model.name, model.repository) == ("roberta-base", "roberta-base")
+    assert same_weights(model, model_dirs["roberta"])
+    asked = len(hub.asked)
+    assert same_weights(find_model("roberta-base"), model_dirs["roberta"])
+    assert len(hub.asked) == asked, "the cache has it"
+    message = refusal(ModelError, lambda: find_model("roberta-bose"))
+    assert "and the Hugging Face hub has no such repository" in message
 
 
 # Fetching to keep -----------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ class Site:
     """Code by which the hub names the reason of a refusal."""
     refused: str | None = None
     """Beginning of the addresses that are refused with ``status``; None: all."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """New name of each repository that the hub redirects."""
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     port: int = 0
 
@@ -70,6 +72,14 @@ def handler(site: Site) -> type[http.server.BaseHTTPRequestHandler]:
         def answer(self, *, with_body: bool) -> None:
             wanted = self.headers.get("Range")
             site.asked.append((self.command, self.path, wanted))
+            for old, new in site.moved.items():
+                for begin in ("/api/models/", "/"):
+                    if self.path == f"{begin}{old}" or self.path.startswith(f"{begin}{old}/"):
+                        self.send_response(307)
+                        self.send_header("Location", self.path.replace(old, new, 1))
+                        self.send_header("Content-Length", "0")
+                        self.end_headers()
+                        return
             content = site.files.get(self.path)
             if site.refuses(self.path) or content is None:
                 self.send_response(site.status if site.refuses(self.path) else 404)

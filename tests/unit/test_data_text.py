@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fake_models import bert
 import pipeedge.data.text
 from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, open_input
+from pipeedge.data.beginnings import wide_encoding
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer, read_sentences
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", "##s"]
@@ -335,3 +337,24 @@ class TestText:
         path.write_bytes(content)
         with pytest.raises(InputError, match=f"input.txt: .*{message}"):
             open_input(InputRequest(paths=(path,)), bert(10, directory=vocabulary))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_wide_text_is_refused_with_how_to_convert_it(encoding: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    content = '{"text": "the cat sat"}\n' if name.endswith("jsonl") else "text\nthe cat sat\n"
+    path.write_bytes(content.encode(encoding))
+    with pytest.raises(InputError) as caught:
+        read_sentences(path)
+    line = rf"{path}: is (\S+) text; convert it to UTF-8: iconv -f \1 -t UTF-8 {path} > (\S+)"
+    found = re.fullmatch(line, str(caught.value))
+    assert found is not None, caught.value
+    (tmp_path / found[2]).write_text(path.read_bytes().decode(found[1]))
+    (sentence,) = [one for one in read_sentences(tmp_path / f"utf-8{path.suffix}") if one.text != "text"]
+    assert sentence.text == "the cat sat"
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"caf\xc3\xa9", b"a\0b", "\u4e2d\u6587".encode()])
+def test_narrow_text_is_not_taken_for_wide(content: bytes) -> None:
+    assert wide_encoding(content) is None

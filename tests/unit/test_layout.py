@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
 base       wording crew machine heap lazily pacing postponing shapes payload errors archive fields files
-           json_file schedule streams yamlfile yamledit program guard console
+           json_file json_types schedule streams yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys serving config profiled options
 models     pooling architecture hub_config shapes weights.names family
            families.bert families.roberta families.distilbert families.mpnet families.albert
@@ -43,9 +43,9 @@ observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
            simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside order live_choice live_search
-data       sentence_rules beginnings items source model_inputs labels png pictures selection tables unfinished
-           row_documents row_formats parquet results reading ends arrays companions images text imagenet
-           cola defaults opening protected_files fingerprint
+data       sentence_rules tokenizer_files beginnings items source model_inputs labels png pictures selection
+           tables unfinished row_documents row_formats parquet results reading ends arrays companions images
+           text imagenet cola defaults opening protected_files fingerprint
 report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
 serve      batching answers preparing pending flights backlog requests service watching figures bodies
            description reference tensors zero_shot uploads replies gate asking routes inference pages
@@ -131,6 +131,7 @@ PURE = (
     "plan.problem",
     "plan.prediction",
     "plan.specs",
+    "base.json_types",
     "base.lazily",
     "base.shapes",
     "data.beginnings",

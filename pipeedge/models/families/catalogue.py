@@ -63,6 +63,7 @@ def parse_hf_config(
         ModelError: A model type, class or option is not supported, or a value is invalid.
     """
     document = HubConfig(config)
+    document.check_types()
     candidates = _families_of_type(config.get("model_type"), tower)
     _refuse_common(document)
     family, found = _recognised(document, candidates, tensor_names)

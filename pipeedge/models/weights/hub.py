@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by ``ORG/NAME``: their files in the hub's local cache, or fetched into it.
+"""Models of the Hugging Face hub, by ``ORG/NAME`` or an old ``NAME``: files in its local cache, or fetched.
 
     find_snapshot    config.json, tokenizer, image processor, index    when a model is named
     fetch_weights    .safetensors files                                when weights are first read
@@ -47,7 +47,7 @@ _SMALL_FILES = (
 )
 _MODULE_FILES = ("[1-9]_*/config.json", "[1-9]_*/model.safetensors")
 """Patterns of the files of a sentence-transformers module, in the directory that ``modules.json`` names."""
-_NAME = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
+_NAME = re.compile(r"(?!.*(--|\.\.))([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
 _LONGEST_NAME = 96
 _TIMEOUT_S = 10.0
 _LONGEST_REASON = 160
@@ -71,7 +71,10 @@ class Snapshot:
 
 
 def is_repository_name(name: str) -> bool:
-    """Return whether ``name`` has the form of a repository on the hub, ``ORG/NAME``."""
+    """Return whether ``name`` has the form of a repository on the hub.
+
+    That is ``ORG/NAME``, or ``NAME`` as of the first models (``roberta-base``), which the hub knows still.
+    """
     return len(name) <= _LONGEST_NAME and _NAME.fullmatch(name) is not None
 
 
@@ -79,7 +82,7 @@ def find_snapshot(name: str, *, fetch: bool = True) -> Snapshot:
     """Return the files of the repository ``name``, weights apart, from the cache or the hub.
 
     Args:
-        name: Repository, ``ORG/NAME``.
+        name: Repository, as for ``is_repository_name``.
         fetch: Whether files that the cache lacks may be fetched.
 
     Raises:
@@ -123,7 +126,7 @@ def fetch_weights(name: str, directory: Path) -> None:
     """Fetch the weights of a repository into its snapshot, unless they are complete there.
 
     Args:
-        name: Repository, ``ORG/NAME``.
+        name: Repository, as for ``is_repository_name``.
         directory: Its snapshot, as ``find_snapshot`` returned it.
 
     Raises:

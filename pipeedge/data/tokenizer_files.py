@@ -1,0 +1,54 @@
+"""Check the numbers of ``tokenizer.json``, which the tokenizers library converts or ignores without a word.
+
+added_tokens  [{"id": 5, "content": "<mask>", ...}, ...]
+model         {"vocab": {"a": 7, ...}} of words and pieces of them, or [["a", -2.5], ...] with their scores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeedge.base.errors import InputError
+from pipeedge.base.json_file import find_json
+from pipeedge.base.json_types import ValueKind, is_kind, mismatch
+from pipeedge.base.wording import excerpt
+
+__all__ = ["TOKENIZER_FILE", "check_tokenizer"]
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Check the token ids and scores of the ``tokenizer.json`` in a directory, if there is one.
+
+    Raises:
+        InputError: One of them is not a number.
+    """
+    path = directory / TOKENIZER_FILE
+    try:
+        document = find_json(path, dict, InputError)
+    except InputError:  # the library explains what is wrong with the whole file
+        return
+    for key, value, kind in _numbers(document or {}):
+        if not is_kind(value, kind) or (kind is ValueKind.WHOLE and value < 0):
+            raise InputError(f"{path}: {mismatch(key, value, kind)}")
+
+
+def _numbers(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, ValueKind]]:
+    """Yield the place of each number, its value, and its kind; the library refuses other forms itself."""
+    added = document.get("added_tokens")
+    for number, token in enumerate(added if isinstance(added, list) else ()):
+        if isinstance(token, dict):
+            yield f"added_tokens[{number}].id", token.get("id"), ValueKind.WHOLE
+    model = document.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        for word, token_id in vocabulary.items():
+            if type(token_id) is not int or token_id < 0:  # there may be a quarter of a million
+                yield f"the id of {excerpt(word, 40)}", token_id, ValueKind.WHOLE
+    elif isinstance(vocabulary, list):
+        for number, entry in enumerate(vocabulary):
+            if isinstance(entry, list) and len(entry) == 2 and type(entry[1]) is not float:
+                yield f"model.vocab[{number}][1]", entry[1], ValueKind.NUMBER
