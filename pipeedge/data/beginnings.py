@@ -60,6 +60,6 @@ def wide_encoding(content: bytes) -> str | None:
         return marked
     beginning = content[:_SEEN]
     zeros = [beginning[place::2].count(0) for place in (0, 1)]
-    if max(zeros) * 4 <= len(beginning) or min(zeros) > max(zeros) // 8:
+    if max(zeros) < 2 or max(zeros) * 4 <= len(beginning) or min(zeros) > max(zeros) // 8:
         return None
     return "UTF-16LE" if zeros[1] > zeros[0] else "UTF-16BE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -512,7 +513,7 @@ def read_sentences(
         content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
         encoding = wide_encoding(content)
         if encoding is not None:
-            converted = "-" if path == STANDARD_INPUT else f"{name} > utf-8{path.suffix}"
+            converted = "-" if path == STANDARD_INPUT else f"{shlex.quote(name)} > utf-8{path.suffix}"
             raise InputError(
                 f"{name}: is {encoding} text; convert it to UTF-8: iconv -f {encoding} -t UTF-8 {converted}"
             )

@@ -1,12 +1,15 @@
 """Save weights and optimizer state by layer, not by stage, so that training can resume on any partition.
 
     DIR/step-00000012/            exists only when complete
-        checkpoint.json           the step, and settings that must match: model, optimizer, seed, ...
-        worker-0.safetensors      layers.0.weight, layers.0.weight/exp_avg, ...
+        checkpoint.json           the step, and settings that must match: model, seed, ...; a checksum
+        worker-0.safetensors      layers.0.weight, layers.0.weight/exp_avg, ...; a checksum of each
         worker-1.safetensors
 
 Every worker writes its stages into ``DIR/.step-00000012.part``; when all have, the first worker writes the
 description and renames the directory. Then older checkpoints are removed, except the previous one.
+
+A checksum covers a tensor's name, type, shape and values, so a worker that reads some of the tensors checks
+those. Checkpoints of earlier versions have none, and are read without.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,6 +38,8 @@ __all__ = ["Checkpoint", "CheckpointWriter", "is_checkpoint_file", "latest"]
 _NAME = re.compile(r"step-(\d{8,})")
 _DESCRIPTION = "checkpoint.json"
 _SEPARATOR = "/"
+_CHECKSUM = "crc32"
+"""Key of a checksum, in the description and, followed by the name of a tensor, in a file's metadata."""
 _KEPT = 2
 _LONGEST_REASON = 200
 _KINDS: Mapping[torch.dtype, str] = MappingProxyType(
@@ -140,11 +146,27 @@ class Checkpoint:
     def _values(self, key: str, places: Mapping[str, Any]) -> torch.Tensor:
         with _readable(self.path):
             tensor: torch.Tensor = places[key].get_tensor(key)
+            stored = (places[key].metadata() or {}).get(f"{_CHECKSUM} {key}")
+        if stored is not None and stored != _checksum(key, tensor):
+            raise RequestError(
+                f"{self.path}: {key} is damaged: its checksum is wrong; resume from another checkpoint"
+            )
         if not bool(tensor.isfinite().all()):
             raise RequestError(f"{self.path}: {key} has values that are not finite")
         if _SEPARATOR in key and tensor.dim() == 0 and tensor.item() < 0:
             raise RequestError(f"{self.path}: {key} is {tensor.item():g}, which is negative")
         return tensor
+
+
+def _checksum(key: str, tensor: torch.Tensor) -> str:
+    """Return the checksum of a tensor, with all that the header of its file says of it."""
+    head = f"{key} {tensor.dtype} {list(tensor.shape)}".encode()
+    return f"{zlib.crc32(tensor.reshape(-1).numpy().data, zlib.crc32(head)):08x}"
+
+
+def _described(description: Mapping[str, Any]) -> str:
+    """Return the checksum of a description."""
+    return f"{zlib.crc32(json.dumps(description, sort_keys=True).encode()):08x}"
 
 
 @contextmanager
@@ -198,6 +220,11 @@ def latest(directory: Path) -> Checkpoint:
     if not isinstance(description, dict):
         raise RequestError(
             f"{path / _DESCRIPTION}: does not describe a checkpoint; resume from another checkpoint"
+        )
+    stored = description.pop(_CHECKSUM, None)
+    if stored is not None and stored != _described(description):
+        raise RequestError(
+            f"{path / _DESCRIPTION}: is damaged: its checksum is wrong; resume from another checkpoint"
         )
     if description.get("step") != step:
         said = excerpt(description.get("step"))
@@ -253,9 +280,9 @@ class CheckpointWriter:
         part = self._part(step)
         try:
             part.mkdir(exist_ok=True)
-            save_file(
-                {key: value.contiguous() for key, value in tensors.items()}, part / f"{name}.safetensors"
-            )
+            stored = {key: value.contiguous().cpu() for key, value in tensors.items()}
+            checksums = {f"{_CHECKSUM} {key}": _checksum(key, value) for key, value in stored.items()}
+            save_file(stored, part / f"{name}.safetensors", metadata=checksums)
         except (OSError, SafetensorError) as error:
             raise RequestError(f"{part}: cannot be written ({error})") from error
 
@@ -267,7 +294,8 @@ class CheckpointWriter:
         """
         part, whole = self._part(step), self._directory / f"step-{step:08d}"
         try:
-            text = json.dumps({**self._description, "step": step}, indent=2)
+            described = {**self._description, "step": step}
+            text = json.dumps({**described, _CHECKSUM: _described(described)}, indent=2)
             (part / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
             if whole.exists():
                 shutil.rmtree(whole)

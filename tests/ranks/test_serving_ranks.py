@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import re
 import signal
 import threading
@@ -26,6 +27,17 @@ def picture() -> bytes:
     return stream.getvalue()
 
 
+def damaged_images() -> list[bytes]:
+    """Return images about which Pillow, libtiff, and libjpeg below it have something to say."""
+    chance, found = random.Random(1), []
+    for compression in ("tiff_lzw", "tiff_adobe_deflate", "jpeg"):
+        stream = io.BytesIO()
+        Image.effect_noise((40, 30), 90).save(stream, "TIFF", compression=compression)
+        data = stream.getvalue()
+        found += [data[: chance.randrange(9, len(data) // 2)] for _ in range(10)]
+    return found
+
+
 def ready(world: World) -> bool:
     return "answers at" in world.text(0, "err")
 
@@ -38,6 +50,10 @@ def test_ranks_that_serve_drain_and_end_well(tmp_path: Path, signalled: tuple[in
         world.until(lambda: ready(world), "it answers")
         reply = ask(port, "POST", "/classify", picture())
         assert (reply.status, reply.json[0]["label"]) == (200, str(ITEM.label))
+        for data in damaged_images():
+            assert ask(port, "POST", "/classify", data).status == 400
+        tensor = {"name": "pixel_values", "datatype": "FP64", "shape": [1, 1, 8, 8], "data": [1e300] * 64}
+        ask(port, "POST", "/v2/models/vit-digits/infer", {"inputs": [tensor]})
         for rank in signalled:
             world.signal(rank, signal.SIGTERM)
         ended = world.wait()

@@ -23,7 +23,9 @@ from pipeedge.data.cola import read_split
 from pipeedge.data.images import skipped_line
 from pipeedge.data.opening import open_input, readable_rows
 from pipeedge.data.results import ResultWriter, check_output_path
-from pipeedge.data.text import open_tokenizer
+from pipeedge.data.sentence_rules import read_rules
+from pipeedge.data.text import open_tokenizer, read_sentences
+from pipeedge.data.tokenizer_files import check_tokenizer
 from pipeedge.data.unfinished import Rows, UnfinishedOutput, find_unfinished
 from pipeedge.launch.main import parse_launch, plan_launch
 from pipeedge.observe.monitoring import Exporter
@@ -131,6 +133,28 @@ def read_pairs(content: str, name: str = "pairs.jsonl") -> str:
     Path(name).write_text(content)
     paths = (Path(name),)
     return refused(lambda: readable_rows(paths, InputRequest(paths), fake_models.bert()))
+
+
+@says("a.txt: is UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 a.txt > utf-8.txt")
+def text_is_wide(patch: Patch) -> str:
+    Path("a.txt").write_text("the cat", encoding="utf-16")
+    return refused(lambda: read_sentences(Path("a.txt")))
+
+
+@says(
+    "words/tokenizer.json: the id of cat is True; a whole number is needed",
+    'words/tokenizer_config.json: model_max_length is "16", not a number of tokens',
+)
+def a_number_of_a_tokenizer_is_none(patch: Patch) -> str:
+    Path("words").mkdir(exist_ok=True)
+    Path("words/tokenizer.json").write_text('{"model": {"vocab": {"cat": true}}}')
+    Path("words/tokenizer_config.json").write_text('{"model_max_length": "16"}')
+    try:
+        wrong_id = refused(lambda: check_tokenizer(Path("words")))
+        return f"{wrong_id}\n{refused(lambda: read_rules(Path('words')))}"
+    finally:
+        Path("words/tokenizer.json").unlink()
+        Path("words/tokenizer_config.json").unlink()
 
 
 @says("pairs.tsv:3: this row has no column 2")

@@ -28,7 +28,7 @@ from pipeedge.launch.supervisor import RankExit
 from pipeedge.request.environment import Environment
 from pipeedge.testbed.bed import TestBeds
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
-from pipeedge.train.checkpoint import Checkpoint, latest
+from pipeedge.train.checkpoint import Checkpoint, CheckpointWriter, latest
 from pipeedge.train.costs import LayerCosts
 from pipeedge.train.options import parse_train
 from pipeedge.train.orders import make_order
@@ -89,6 +89,24 @@ def the_optimizers_state_is_missing(patch: Patch) -> str:
     save_file(stored, "half/worker-0.safetensors")
     optimizer = torch.optim.AdamW(named.values(), lr=0.1)
     return refused(lambda: Checkpoint(Path("half"), 1, {}).restore(named, optimizer))
+
+
+@says(
+    "… layers.0.weight is damaged: its checksum is wrong; resume from another checkpoint",
+    "…/checkpoint.json: is damaged: its checksum is wrong; resume from another checkpoint",
+)
+def a_checkpoint_is_damaged(patch: Patch) -> str:
+    named = {"layers.0.weight": torch.nn.Parameter(torch.ones(2, 2))}
+    optimizer = torch.optim.SGD(named.values(), lr=0.1)
+    writer = CheckpointWriter(Path("damaged"), {"seed": 3})
+    writer.make_directory()
+    writer.write_part(1, "worker-0", named, optimizer)
+    file = writer.finish(1) / "worker-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x41")
+    values = refused(lambda: latest(Path("damaged")).restore(named, optimizer))
+    description = file.with_name("checkpoint.json")
+    description.write_text(description.read_text().replace('"seed": 3', '"seed": 4'))
+    return f"{values}\n{refused(lambda: latest(Path('damaged')))}"
 
 
 @says("the loss of batch 3 is not a number: try a smaller --lr")

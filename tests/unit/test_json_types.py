@@ -111,7 +111,7 @@ def test_scores_are_numbers(saved: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [True, "16", 0, 16.5, [16]])
 def test_longest_sentence_is_a_number_of_tokens(value: object, saved: Path, tmp_path: Path) -> None:
     directory = changed(saved, tmp_path, "tokenizer_config.json", ("model_max_length",), value)
-    with pytest.raises(InputError, match="model_max_length is .*, not a number of tokens"):
+    with pytest.raises(InputError, match=r"model_max_length is .*, not a number of tokens"):
         opened(directory)
 
 

@@ -243,3 +243,54 @@ def test_mutated_checkpoints_are_rejected_in_one_line_or_usable(tmp_path: Path) 
         seen += refused(lambda: trained_on(*restored(tmp_path / "damaged")))
         shutil.rmtree(directory)
     assert seen > rounds(100) // 2
+
+
+def values_at(file: Path) -> int:
+    """Return where the values of a file begin."""
+    return 8 + int(struct.unpack("<Q", file.read_bytes()[:8])[0])
+
+
+def test_every_damaged_byte_of_the_values_is_noticed(tmp_path: Path) -> None:
+    """Any number may be one that was trained, so only a checksum tells."""
+    small_checkpoint(tmp_path)
+    file = tmp_path / "step-00000007" / "worker-1.safetensors"
+    whole = file.read_bytes()
+    for place in range(values_at(file), len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(
+            RequestError, match=r"layers\.1\S* is damaged: its checksum is wrong; resume from"
+        ):
+            restored(tmp_path)
+    file.write_bytes(whole)
+    restored(tmp_path)
+
+
+def test_tensors_that_change_places_are_noticed(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path)
+    file = tmp_path / "step-00000007" / "worker-0.safetensors"
+    data, (one, other) = file.read_bytes(), (b'"layers.0.weight/exp_avg"', b'"layers.0.weight/exp_avg_sq"')
+    head = data[8 : values_at(file)].replace(other, b"?").replace(one, other).replace(b"?", one)
+    assert head != data[8 : values_at(file)]
+    file.write_bytes(struct.pack("<Q", len(head)) + head + data[values_at(file) :])
+    with pytest.raises(RequestError, match="checksum is wrong"):
+        restored(tmp_path)
+
+
+def test_damaged_description_is_noticed(tmp_path: Path) -> None:
+    small_checkpoint(tmp_path)
+    path = tmp_path / "step-00000007" / "checkpoint.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": 4'))
+    with pytest.raises(RequestError, match=r"checkpoint\.json: is damaged: its checksum is wrong"):
+        latest(tmp_path)
+
+
+def test_checkpoint_of_an_earlier_version_has_no_checksums(tmp_path: Path) -> None:
+    named, _ = small_checkpoint(tmp_path)
+    directory = tmp_path / "step-00000007"
+    for file in directory.glob("*.safetensors"):
+        save_file(load_file(file), file)
+    (directory / "checkpoint.json").write_text(json.dumps({**DESCRIPTION, "step": 7}))
+    again, _ = restored(tmp_path)
+    assert all(torch.equal(again[name], named[name]) for name in NAMES)
