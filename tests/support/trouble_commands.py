@@ -45,7 +45,7 @@ RUNTIME = {
         "0 1 -m vit-digits --adaptive auto --dry-run"
     ),
     "no weights at ViT-B_16-224.npz; save_model_weights.py fetches those of the known models": "0 1",
-    "vit-base is neither a known model nor a directory; …": "0 1 -m vit-base",
+    "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
     "model_type 'gpt2' is not supported; supported are …": "0 1 -m ./gpt",
     "nothing: no such file or folder": "0 1 -m vit-digits --input nothing",

@@ -135,7 +135,7 @@ def read_pairs(content: str, name: str = "pairs.jsonl") -> str:
     return refused(lambda: readable_rows(paths, InputRequest(paths), fake_models.bert()))
 
 
-@says("a.txt: is UTF-16 text; convert it to UTF-8: iconv -f UTF-16 -t UTF-8 a.txt > utf-8.txt")
+@says("a.txt: is UTF-16 text; convert it to UTF-8: iconv …")
 def text_is_wide(patch: Patch) -> str:
     Path("a.txt").write_text("the cat", encoding="utf-16")
     return refused(lambda: read_sentences(Path("a.txt")))
