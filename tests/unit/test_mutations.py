@@ -312,7 +312,7 @@ def test_labels_outside_the_classes_are_refused(label: int, tmp_path: Path) -> N
     model = find_model("vit-digits")
     labels = np.array([label], np.uint64)
     np.savez(tmp_path / "x.npz", pixel_values=np.zeros((1, 1, 8, 8), np.float32), labels=labels)
-    with pytest.raises(InputError, match=f"labels has {label}, which is not a class number"):
+    with pytest.raises(InputError, match=f"labels has {label}, not a class of vit-digits"):
         open_input(InputRequest(paths=(tmp_path / "x.npz",)), model)
 
 
