@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.plan import scheduler
-from pipeedge.plan.specs import TRANSPORTS
+from pipeedge.request.config import TRANSPORTS
 from pipeedge.transport.new_key import make_key
 
 MODELS = ("vit-digits", "facebook/deit-tiny-distilled-patch16-224")

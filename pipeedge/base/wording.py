@@ -42,7 +42,7 @@ def figure(value: float, digits: int = 4) -> str:
 
 def percent(part: float) -> str:
     """Return a relative change as a signed percentage: ``+3.2%``, ``+12,340.0%``."""
-    return f"{part:+,.1%}" if abs(part) < _LARGEST else figure(part)
+    return f"{round(part, 3) + 0.0:+,.1%}" if abs(part) < _LARGEST else figure(part)  # without a zero's sign
 
 
 def plural(number: float, one: str, many: str | None = None) -> str:

@@ -1,32 +1,61 @@
-"""``pipeedge schedule``: this process becomes the native program ``sched-pipeline``."""
+"""``pipeedge schedule``: this process becomes the native program ``sched-pipeline``.
+
+What a run knows of its model beyond the scheduler's files, the program is told too, so that both plan alike.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
+from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
+from pipeedge.models.registry import find_outline
 from pipeedge.plan.sched_pipeline import PROGRAM, find_executable
-from pipeedge.request.declared import options_of
+from pipeedge.request.config import ModelRequest
+from pipeedge.request.declared import option_of, options_of
 from pipeedge.request.parsing import OneLineParser
 from pipeedge.request.scheduling import ScheduleRequest
 
-__all__ = ["main", "schedule_parser"]
+__all__ = ["main", "schedule_parser", "with_input_bytes"]
 
 
 def main() -> NoReturn:
-    """Replace this process by ``sched-pipeline`` with the same arguments."""
+    """Replace this process by ``sched-pipeline`` with the same arguments and the size of the input."""
     program = program_name(PROGRAM)
     end(program, guard(program, _become, verbose=False))
 
 
 def _become() -> None:
     # It calls itself by its first argument, in usage and messages.
-    os.execv(find_executable(), [program_name(PROGRAM), *sys.argv[1:]])  # noqa: S606
+    os.execv(find_executable(), [program_name(PROGRAM), *with_input_bytes(sys.argv[1:])])  # noqa: S606
+
+
+def with_input_bytes(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with ``--input-bytes`` as a run gives it, if the model is known here.
+
+    The scheduler's files have only the number of values of the input, and runs send pictures as bytes.
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("-m", "--model-name", default=option_of(ModelRequest, "name").default)
+    parser.add_argument("--tokens", type=int)
+    for name in ("--input-bytes", "--problem", "--format"):
+        parser.add_argument(name)
+    for name in ("-h", "--help", "--version"):
+        parser.add_argument(name, action="store_true")
+    try:
+        given, _ = parser.parse_known_args(arguments)
+        if given.input_bytes or given.problem or given.format == "files" or given.help or given.version:
+            return [*arguments]
+        size = find_outline(given.model_name, fetch=False).input_bytes(given.tokens)
+    except (argparse.ArgumentError, PipeEdgeError):  # the program says what is wrong with it, if anything is
+        return [*arguments]
+    return [*arguments, f"--input-bytes={size}"]
 
 
 def schedule_parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ scheduler        the one door to sched-pipeline: problems in, solutions out
 schedule_files   schedules in files
 dtype_choice     the number type of a run (--dtype auto)
 joint_choice     microbatch size, cut, hosts, number types and bits together (--plan auto)
+listed_model     a model that only models.yml knows (pure)
 schedule_choice  the schedule that the options ask for
 facts            what each rank states before a run, and where ranks disagree (pure)
 planning         the plan that rank 0 announces

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import Schedule, StagePlan
@@ -29,10 +29,14 @@ from pipeedge.request.scheduling import CompressionRequest, ScheduleRequest
 
 if TYPE_CHECKING:
     from pipeedge.plan.joint_choice import JointPlan, Trial
+    from pipeedge.plan.listed_model import ListedModel
     from pipeedge.plan.problem import Problem
     from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
-__all__ = ["PlannedSchedule", "check_schedule", "plan_schedule", "scheduler_request"]
+__all__ = ["CutModel", "PlannedSchedule", "check_schedule", "plan_schedule", "scheduler_request"]
+
+CutModel: TypeAlias = "Outline | ListedModel"
+"""A model, as far as planning needs it: one that can run here, or one that only ``models.yml`` knows."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class PlannedSchedule:
     """Number of items in a microbatch, if it was chosen with the schedule; None for that of the request."""
 
 
-def check_schedule(request: RunRequest, model: Outline) -> None:
+def check_schedule(request: RunRequest, model: CutModel) -> None:
     """Check all that this rank can know of the schedule before it hears of the others.
 
     Every rank may be given ``-pt``. The rest is rank 0's: a schedule file is read, and so are the files of
@@ -78,7 +82,7 @@ def check_schedule(request: RunRequest, model: Outline) -> None:
 
 def plan_schedule(
     request: RunRequest,
-    model: Outline,
+    model: CutModel,
     tokens: int | None = None,
     *,
     eight_bit: bool = True,
@@ -86,7 +90,7 @@ def plan_schedule(
     losses: bool = False,
     trial: Trial | None = None,
 ) -> PlannedSchedule:
-    """Return the schedule that ``request`` asks for.
+    """Return the schedule that ``request`` asks for, in a run or its simulation.
 
     Args:
         request: request of rank 0.
@@ -135,7 +139,7 @@ def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> Pla
 
 
 def _compressed(
-    planned: PlannedSchedule, request: RunRequest, model: Outline, quant_bits: Sequence[int]
+    planned: PlannedSchedule, request: RunRequest, model: CutModel, quant_bits: Sequence[int]
 ) -> PlannedSchedule:
     """Return the schedule with the bit widths of ``-q`` and the prediction scaled to its smaller frames."""
     schedule = planned.schedule.with_quant_bits(quant_bits)
@@ -168,7 +172,7 @@ def _compressed(
 
 def _requested_schedule(
     request: RunRequest,
-    model: Outline,
+    model: CutModel,
     tokens: int | None,
     *,
     eight_bit: bool,
@@ -266,7 +270,7 @@ def _transport(request: RunRequest) -> str:
 
 def scheduler_request(
     request: RunRequest,
-    model: Outline,
+    model: CutModel,
     tokens: int | None,
     *,
     eight_bit: bool,
@@ -360,7 +364,7 @@ def _prediction(found: Solution, microbatch_size: int, tokens: int | None) -> Pr
     )
 
 
-def _partitioned(request: RunRequest, model: Outline, partition: Sequence[int]) -> PlannedSchedule:
+def _partitioned(request: RunRequest, model: CutModel, partition: Sequence[int]) -> PlannedSchedule:
     """Return a schedule with the stages of ``partition`` on the requested ranks and hosts."""
     wanted = request.schedule
     try:

@@ -22,7 +22,6 @@ __all__ = [
     "ModelProfile",
     "ModelSpec",
     "NeighborLink",
-    "TRANSPORTS",
     "SpecFiles",
     "TransportHandling",
     "short_dtype",
@@ -32,10 +31,6 @@ BYTES_PER_MB = 1 << 20
 """``mem_MB`` in YAML counts 2**20 bytes."""
 BYTES_PER_SECOND_PER_MBPS = (1 << 20) / 8
 """``bw_Mbps`` in YAML counts 2**20 bits a second."""
-
-
-TRANSPORTS = ("p2p", "rpc", "tcp", "tcp-tls")
-"""Transports of links, as profiles name them."""
 
 
 def short_dtype(dtype: str) -> str:

@@ -21,7 +21,7 @@ from pipeedge.base.machine import ControlGroups, available_bytes, processors
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
-from pipeedge.plan.specs import TRANSPORTS, TransportHandling
+from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile.data_work import DataWork, measure_data_work
 from pipeedge.profile.forecast import OnePass
 from pipeedge.profile.handling import Handling, distinct, measure_handling
@@ -30,6 +30,7 @@ from pipeedge.profile.measuring import Pacing, activation_peaks, made_up_payload
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.results import ProfileResults
 from pipeedge.profile.transport_costs import measure_transports
+from pipeedge.request.config import TRANSPORTS
 
 __all__ = ["Advance", "measure_data_rank", "measure_layers", "time_one_pass"]
 

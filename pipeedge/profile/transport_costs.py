@@ -53,7 +53,7 @@ def measure_transports(
     """Return the costs of transports for a stage on this machine, without those that it does not have.
 
     Args:
-        names: transports, as in ``plan.specs.TRANSPORTS``.
+        names: transports, as in ``request.config.TRANSPORTS``.
         whole_process: whether the threads that move bytes to and from the network also take time from a
             stage, because no processor is left for them.
         stretch: elapsed seconds per second of processor time.

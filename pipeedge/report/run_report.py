@@ -72,6 +72,8 @@ class RunReport:
     """Epochs of a run that can go on after a failure, in order; empty for one that cannot."""
     replans: Sequence[ReplanRecord] = ()
     """Better plans that were found while the run went on."""
+    simulated: bool = False
+    """Whether the figures were computed instead of measured."""
 
     @property
     def throughput_items_per_s(self) -> float:
@@ -85,7 +87,8 @@ class RunReport:
             return None
         return compare(
             self.prediction,
-            self.stages,
+            # Those of a simulation come from the profiles that the prediction is made of.
+            () if self.simulated else self.stages,
             items=self.items,
             run_items_per_s=self.throughput_items_per_s,
             steady_items_per_s=self.steady_items_per_s,
@@ -121,6 +124,7 @@ class RunReport:
             "energy": dict(self.energy) if self.energy is not None else None,
             "command": list(self.command),
             "versions": dict(self.versions),
+            **({"simulated": True} if self.simulated else {}),
         }
 
     def _predicted(self) -> dict[str, Any]:
@@ -228,7 +232,7 @@ def print_report(
     hosts = [plan.host or "" for plan in report.schedule.stages]
     stages = fitted(lambda names: _stage_table(report, names, console.width), hosts, console)
     console.print(stages, highlight=False)
-    if report.comparison is not None:
+    if report.comparison is not None and report.comparison.stages:
         console.print(_comparison_table(report.comparison), highlight=False)
     lines = list(_summary_lines(report))
     for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
@@ -248,7 +252,7 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     for number, line in enumerate(replan_lines(report.replans)):
         yield f"{'' if number else 're-planned':<12}{line}"
     if report.comparison is not None:
-        yield from _comparison_lines(report.comparison)
+        yield from _comparison_lines(report.comparison, "simulated" if report.simulated else "measured")
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
     if bottleneck is not None and bottleneck.part in (Part.INPUT, Part.REQUESTS):
         yield f"bottleneck  {bottleneck.line}"
@@ -341,14 +345,14 @@ def _comparison_cells(figures: PredictedFigure | None) -> tuple[str, str, str]:
     return _seconds(figures.measured), _seconds(figures.predicted), error
 
 
-def _comparison_lines(comparison: Comparison) -> Iterator[str]:
+def _comparison_lines(comparison: Comparison, how: str) -> Iterator[str]:
     for figures, when in (
         (comparison.steady, "once the pipeline is full"),
         (comparison.run, "with filling and draining it"),
     ):
         if figures is not None:
             yield (
-                f"predicted   {figure(figures.predicted)} items/s {when}, measured "
+                f"predicted   {figure(figures.predicted)} items/s {when}, {how} "
                 f"{figure(figures.measured)} "
                 f"({percent(figures.error or 0.0)})"
             )

@@ -39,6 +39,8 @@ __all__ = [
     "COMMS",
     "DEFAULT_WORKER_THREADS",
     "ENCRYPTED",
+    "MAX_WORLD",
+    "TRANSPORTS",
     "GivenOptions",
     "ModelRequest",
     "RunRequest",
@@ -49,6 +51,8 @@ __all__ = [
 COMMS = ("p2p", "rpc", "tcp")
 ENCRYPTED = "tcp"
 """The transport that can encrypt its links, which it does with a key."""
+TRANSPORTS = (*COMMS, f"{ENCRYPTED}-tls")
+"""Transports as profiles name them, the last one with a key."""
 DEFAULT_WORKER_THREADS = 4
 _MAX_TIMEOUT_S = 7 * 24 * 3600.0
 _MAX_WORKER_THREADS = 1024

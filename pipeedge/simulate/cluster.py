@@ -22,8 +22,6 @@ from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLin
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload"]
 
-TRANSPORT = "p2p"
-"""Transport whose costs are counted, the default of a run."""
 BUFFERS = 2
 """Number of microbatches that a stage buffers at its input, and as many at its output."""
 
@@ -38,6 +36,8 @@ class Workload:
     """Number of items in a microbatch."""
     items: int
     """Number of items in the whole run."""
+    transport: str = "p2p"
+    """Transport of the links, as profiles name it, whose costs are counted where a profile has them."""
     tokens: int | None = None
     """Tokens of the longest sentence, to which ``model`` is scaled, or None for the profiled length."""
     codec_bytes_per_s: float | None = None
@@ -127,6 +127,10 @@ class SimulatedCluster:
         """All hosts, in the order of the file."""
         return tuple(host for hosts in self.devices.values() for host in hosts)
 
+    def knows(self, host: str) -> bool:
+        """Return whether the files give the device type of ``host``."""
+        return any(host in hosts and name in self.types for name, hosts in self.devices.items())
+
     def type_of(self, host: str) -> tuple[str, DeviceType]:
         """Return the device type of ``host``, with its name.
 
@@ -161,7 +165,7 @@ class SimulatedCluster:
                         "profile it again"
                     )
                 scaled = profile if load.tokens is None else profile.at_tokens(load.tokens)
-                return scaled.over(TRANSPORT, load.all_cut_bytes(stage.dtype))
+                return scaled.over(load.transport, load.all_cut_bytes(stage.dtype))
         has = ", ".join(f"{profile.batch_size} of {short_dtype(profile.dtype)}" for profile in known)
         raise SpecError(
             f"{name} (host {host}) has no profile of {load.model_name} with microbatches of "
@@ -169,22 +173,24 @@ class SimulatedCluster:
             + (f"it has {has}: change -u or --dtype, or profile it" if has else "profile it")
         )
 
-    def data_work(self, data_host: str, dtype: str, load: Workload) -> DataRankWork:
+    def data_work(self, data_host: str | None, dtype: str, load: Workload) -> DataRankWork:
         """Return the data rank's own work.
 
         Args:
-            data_host: host of the data rank.
+            data_host: host of the data rank, or None if it is unknown.
             dtype: dtype of the profile to use.
             load: the model and input.
         """
+        if data_host is None:
+            return DataRankWork()
         _, device = self.type_of(data_host)
         for profile in device.profiles.get(load.model_name, ()):
             if _same_conditions(profile, dtype, load):
                 return DataRankWork(
                     profile.feed_s or 0.0,
                     profile.collect_s or 0.0,
-                    profile.input_send_s(TRANSPORT, load.cut_bytes(0, dtype)),
-                    profile.output_receive_s(TRANSPORT, load.cut_bytes(load.model.layers, dtype)),
+                    profile.input_send_s(load.transport, load.cut_bytes(0, dtype)),
+                    profile.output_receive_s(load.transport, load.cut_bytes(load.model.layers, dtype)),
                 )
         return DataRankWork()
 
@@ -206,19 +212,21 @@ class SimulatedCluster:
             )
         return link
 
-    def pipeline(self, schedule: Schedule, data_host: str, load: Workload) -> PipelineModel:
+    def pipeline(self, schedule: Schedule, data_host: str | None, load: Workload) -> PipelineModel:
         """Return the stages and links of ``schedule`` with their costs.
 
         Args:
             schedule: schedule that names a host for each stage.
-            data_host: host that reads the input and collects the results.
+            data_host: host that reads the input and collects the results, or None if the files lack it, so
+                that its links take no time.
             load: the model and input.
 
         Raises:
             SpecError: a host or profile is missing.
             ScheduleError: no link connects the hosts of two successive stages.
         """
-        hosts = (data_host, *(host_of(stage) for stage in schedule.stages), data_host)
+        stage_hosts = [host_of(stage) for stage in schedule.stages]
+        hosts = (data_host or stage_hosts[0], *stage_hosts, data_host or stage_hosts[-1])
         sent = [load.cut_bytes(0, schedule.stages[0].dtype), *map(load.sent_bytes, schedule.stages)]
         links = tuple(self._link_costs(*given) for given in zip(pairwise(hosts), sent, strict=True))
         # The data rank sends its input uncompressed.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
-from pipeedge.base.schedule import check_dtype
 from pipeedge.base.wording import count
+from pipeedge.request.config import TRANSPORTS, ModelRequest, RunRequest, TransportRequest, WorldRequest
 from pipeedge.request.declared import (
     Check,
     Section,
@@ -24,6 +25,7 @@ from pipeedge.request.declared import (
     options_of,
 )
 from pipeedge.request.files import DEFAULT_ITEMS, OutputRequest
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, dtype_names
 from pipeedge.request.profiled import ProfiledRequest
 from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
@@ -56,12 +58,31 @@ class SimulationRequest(ProfiledRequest):
         check=at_least(1),
         help="items in the whole run ({default})",
     )
+    partition: tuple[int, ...] | None = option_like(
+        ScheduleRequest,
+        "partition",
+        help="first and last layer of each stage, from 1, e.g. 1,24,25,48, in place of the best schedule",
+    )
+    rank_order: tuple[int, ...] | None = option_like(ScheduleRequest, "rank_order")
+    plan: str = option_like(ScheduleRequest, "plan")
+    min_agreement: float | None = option_like(ScheduleRequest, "min_agreement")
+    objective: str = option_like(ScheduleRequest, "objective")
+    min_throughput: float | None = option_like(ScheduleRequest, "min_throughput")
     dtypes: tuple[str, ...] | None = option_like(
         ScheduleRequest,
         "dtypes",
         arguments={"type": dtype_names, "metavar": "TYPE[,TYPE...]"},
-        help="number type of all stages, or of each (that of the schedule file, else float32)",
+        help="number type of all stages, or of each; auto: the fastest one with profiles (that of the "
+        "schedule file, else float32)",
     )
+    transport: str = option(
+        TRANSPORTS[0],
+        "--transport",
+        choices=TRANSPORTS,
+        help="transport of the links, whose costs count if profiles have them: p2p, rpc, tcp, or tcp-tls for "
+        "tcp with a key ({default})",
+    )
+    link_bits: str | None = option_like(LinkRequest, "link_bits")
     quant_bits: tuple[int, ...] | None = option_like(
         LinkRequest,
         "quant_bits",
@@ -76,7 +97,7 @@ class SimulationRequest(ProfiledRequest):
         None,
         "--data-host",
         metavar="HOST",
-        help="host that reads the input and collects the results (that of stage 0)",
+        help="host that reads the input and collects the results (that of rank 0)",
     )
     codec_mb_per_s: float | None = option(
         None,
@@ -108,28 +129,65 @@ class SimulationRequest(ProfiledRequest):
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.microbatches > MAX_MICROBATCHES:
-            raise RequestError(
-                f"-b/--batch-size {self.items}: that makes {count(self.microbatches, 'microbatch')}, and at "
-                f"most {MAX_MICROBATCHES} can be simulated; give fewer, the throughput settles long before"
-            )
-        for dtype in self.dtypes or ():
-            check_dtype(dtype, "--dtype")
-        if self.schedule_file is None and len(self.dtypes or ()) > 1:
-            raise RequestError("--dtype with a type for each stage needs --schedule-file")
-        if self.hosts is not None and len(set(self.hosts)) < len(self.hosts):
-            twice = next(host for host in self.hosts if self.hosts.count(host) > 1)
-            raise ScheduleError(f"-H/--hosts names {twice} twice; give each rank a host of its own")
+        self.microbatches(self.microbatch_size)
 
     @property
     def codec_bytes_per_s(self) -> float | None:
         """Uncompressed bytes that a stage encodes, or decodes, per second, or None if that takes no time."""
         return None if self.codec_mb_per_s is None else self.codec_mb_per_s * 1e6
 
-    @property
-    def microbatches(self) -> int:
-        """Number of microbatches that the items make."""
-        return -(-self.items // self.microbatch_size)
+    def microbatches(self, size: int) -> int:
+        """Return the number of microbatches of ``size`` that the items make.
+
+        Raises:
+            RequestError: there are too many to simulate.
+        """
+        number = -(-self.items // size)
+        if number > MAX_MICROBATCHES:
+            raise RequestError(
+                f"-b/--batch-size {self.items}: that makes {count(number, 'microbatch')}, and at "
+                f"most {MAX_MICROBATCHES} can be simulated; give fewer, the throughput settles long before"
+            )
+        return number
+
+    def of_run(self, ranks: int, hosts: Sequence[str] | None, data_rank: int) -> RunRequest:
+        """Return the request of rank 0 in the run to simulate.
+
+        Args:
+            ranks: number of ranks.
+            hosts: host of each rank, or None where hosts are called by their ranks.
+            data_rank: rank that reads the input and collects the results.
+
+        Raises:
+            RequestError: options contradict each other.
+        """
+        schedule = ScheduleRequest(
+            partition=self.partition,
+            rank_order=self.rank_order,
+            data_rank=data_rank,
+            dtypes=self.dtypes,
+            plan=self.plan,
+            min_agreement=self.min_agreement,
+            objective=self.objective,
+            min_throughput=self.min_throughput,
+            hosts=None if hosts is None else tuple(hosts),
+            models_file=self.models_file,
+            dev_types_file=self.dev_types_file,
+            dev_file=self.dev_file,
+            dev_neighbors_file=self.dev_neighbors_file,
+            schedule_file=self.schedule_file,
+        )
+        comm, _, encrypted = self.transport.partition("-")
+        # Whether there is a key is all that matters of it; no file is read.
+        keys = KeyRequest(key=Path(os.devnull)) if encrypted else KeyRequest()
+        return RunRequest(
+            WorldRequest(0, ranks, keys=keys),
+            ModelRequest(self.model_name),
+            schedule=schedule,
+            links=LinkRequest(self.quant_bits, self.link_bits),
+            transport=TransportRequest(comm),
+            microbatch_size=self.microbatch_size,
+        )
 
 
 SECTIONS = (
@@ -137,14 +195,22 @@ SECTIONS = (
         "cluster",
         (
             *options_of(SimulationRequest, "models_file", "dev_types_file", "dev_file"),
-            *options_of(SimulationRequest, "dev_neighbors_file", "schedule_file", "hosts", "data_host"),
+            *options_of(SimulationRequest, "dev_neighbors_file", "hosts", "data_host", "transport"),
+        ),
+    ),
+    Section(
+        "schedule (without any of these, the best one in float32)",
+        (
+            *options_of(SimulationRequest, "partition", "rank_order", "schedule_file", "plan", "dtypes"),
+            *options_of(SimulationRequest, "min_agreement", "objective", "min_throughput"),
+            *options_of(SimulationRequest, "quant_bits", "link_bits"),
         ),
     ),
     Section(
         "run",
         (
-            *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens", "dtypes"),
-            *options_of(SimulationRequest, "quant_bits", "codec_mb_per_s", "read_s", "write_s"),
+            *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens"),
+            *options_of(SimulationRequest, "codec_mb_per_s", "read_s", "write_s"),
         ),
     ),
     Section("output", options_of(SimulationRequest, "report")),
@@ -167,8 +233,8 @@ def simulate_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=program_name("pipeedge-simulate"),
         description="Predict a run on hosts that need not exist, from the scheduler's files: throughput, "
-        "latency, memory, and where each stage would wait. Without --schedule-file, "
-        f"{program_name('sched-pipeline')} computes the best schedule first.",
+        "latency, memory, and where each stage would wait. The schedule is the one that "
+        f"{program_name('runtime.py')} would choose with the same options.",
         epilog=f"Example: '{program_name('pipeedge-simulate')} -sm models.yml -sdt device_types.yml "
         "-sd devices.yml --report what-if.html'. Exit status: 0 done, 2 the request is wrong, 3 no feasible "
         "schedule, 1 a fault of this program.",

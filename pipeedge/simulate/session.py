@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import count
 from pipeedge.models.registry import find_outline
 from pipeedge.observe.metrics import Latency, StageStats
-from pipeedge.plan import scheduler
+from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.schedule_files import load_schedule
-from pipeedge.plan.simulation import PipelineModel, SimulatedRun, simulate
+from pipeedge.plan.schedule_choice import CutModel, PlannedSchedule, plan_schedule
+from pipeedge.plan.simulation import SimulatedRun, simulate
 from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
 from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
+from pipeedge.request.config import MAX_WORLD
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.options import SimulationRequest
 
@@ -37,12 +39,18 @@ class FinishedSimulation:
 
     cluster: SimulatedCluster
     load: Workload
-    schedule: Schedule
+    planned: PlannedSchedule
+    """Schedule, and what the scheduler promised of it if it made it."""
     data_rank: int
     """Rank that reads the input and collects the results."""
     outcome: SimulatedRun
     notes: tuple[str, ...]
     """Warnings for the user, one line each."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Schedule of the run."""
+        return self.planned.schedule
 
     @property
     def memory(self) -> list[StageMemory]:
@@ -64,14 +72,15 @@ class FinishedSimulation:
             accuracy=None,
             stages=[self._stats(stage) for stage in range(len(self.schedule.stages))],
             skipped=(),
-            prediction=None,
+            prediction=self.planned.prediction,
+            simulated=True,
             steady_items_per_s=_steady(run, load),
         )
 
     def _stats(self, stage: int) -> StageStats:
         run, plan = self.outcome, self.schedule.stages[stage]
         costs, link = run.model.stages[stage], run.model.links[stage + 1]
-        count, share = run.model.microbatches, run.passes / run.model.microbatches
+        number, share = run.model.microbatches, run.passes / run.model.microbatches
         working = (costs.decode_s + costs.compute_s + costs.encode_s) * run.passes
         until = run.length_s - float(run.drain_s[stage])
         memory = self.cluster.memory(plan, self.load)
@@ -79,11 +88,11 @@ class FinishedSimulation:
         return StageStats(
             stage=stage,
             rank=plan.rank,
-            microbatches=count,
+            microbatches=number,
             compute_s_mean=costs.compute_s * share,
-            send_s_mean=float(run.occupied_s[stage + 1]) / count,
+            send_s_mean=float(run.occupied_s[stage + 1]) / number,
             send_s_best=(link.wire_s + link.latency_s) * share,
-            recv_wait_s_mean=float(run.fill_s[stage] + run.wait_input_s[stage]) / count,
+            recv_wait_s_mean=float(run.fill_s[stage] + run.wait_input_s[stage]) / number,
             bytes_out_mean=bytes_out * share,
             busy_fraction=min(1.0, working / until) if until else 0.0,
             rss_peak_mb=memory.peak / BYTES_PER_MB,
@@ -107,7 +116,6 @@ class FinishedSimulation:
                 "available": memory.available / BYTES_PER_MB,
             }
         return body | {
-            "simulated": True,
             "data_rank": self.data_rank,
             "timeline": run.timeline(ranks).to_body(),
             "series": [self._series(stage) for stage in run.drawn[:_SERIES]],
@@ -125,10 +133,10 @@ class FinishedSimulation:
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("t_s", "items_per_s", "bytes_per_s", "link_bytes_per_s", "bits")
         }
-        for since, until, count in self.outcome.windows(stage, _POINTS):
+        for since, until, passed in self.outcome.windows(stage, _POINTS):
             columns["t_s"].append(until)
-            columns["items_per_s"].append(count * self.load.microbatch_size / (until - since))
-            columns["bytes_per_s"].append(count * size / (until - since))
+            columns["items_per_s"].append(passed * self.load.microbatch_size / (until - since))
+            columns["bytes_per_s"].append(passed * size / (until - since))
             columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
             columns["bits"].append(plan.quant_bits or 8 * ELEMENT_BYTES[plan.dtype])
         return {"stage": stage, "rank": plan.rank, **columns}
@@ -141,7 +149,7 @@ def _steady(run: SimulatedRun, load: Workload) -> float | None:
 
 
 def simulate_request(request: SimulationRequest) -> FinishedSimulation:
-    """Read the files, compute a schedule unless one is given, and simulate it.
+    """Read the files, plan as a run with these options would, and simulate it.
 
     Raises:
         SpecError: a file cannot be read, or lacks something.
@@ -157,38 +165,77 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     cluster = SimulatedCluster(
         rename_profiles(files.device_types, request.model_name), files.devices, files.neighbors
     )
-    load = _workload(request, files.models)
-    schedule, notes = _schedule(request, cluster, load)
-    if request.quant_bits is not None:
-        schedule = schedule.with_quant_bits(request.quant_bits)
-    ranks = max(schedule.ranks) + 1
-    schedule.check(n_layers=load.model.layers, world_size=max(ranks, len(schedule.stages)))
-    data_host = request.data_host or host_of(schedule.stages[0])
-    model = cluster.pipeline(schedule, data_host, load)
-    found = FinishedSimulation(
-        cluster=cluster,
-        load=load,
-        schedule=schedule,
-        data_rank=_rank_of(data_host, schedule, cluster, request.hosts),
-        outcome=simulate(model),
-        notes=(),
-    )
-    return replace(found, notes=(*notes, *_notes(found, request, model)))
-
-
-def _workload(request: SimulationRequest, models: Mapping[str, ModelSpec]) -> Workload:
-    model = find_named(models, request.model_name)
-    if model is None:
+    spec = find_named(files.models, request.model_name)
+    if spec is None:
         raise RequestError(
             f"{request.models_file} does not list the model {request.model_name}; it lists "
-            f"{', '.join(models)}"
+            f"{', '.join(files.models)}"
         )
+    model = _model(request.model_name, spec)
+    named, names = _rank_names(request, cluster)
+    data_rank = _data_rank(request, names, cluster)
+    as_run = request.of_run(len(names), names if named else None, data_rank)
+    planned = plan_schedule(as_run, model, request.tokens)
+    load = _workload(request, planned, model, spec)
+    data_host = names[data_rank]
+    if not as_run.schedule.automatic:  # otherwise the plan does without it, and says so
+        cluster.type_of(data_host)
+    run = simulate(cluster.pipeline(planned.schedule, data_host if cluster.knows(data_host) else None, load))
+    found = FinishedSimulation(cluster, load, planned, data_rank, run, notes=())
+    return replace(found, notes=(*planned.notes, *_notes(found, request)))
+
+
+def _model(name: str, spec: ModelSpec) -> CutModel:
+    """Return the model as a run would find it, or as the files list it if it cannot run here."""
+    try:
+        return find_outline(name, fetch=False)
+    except PipeEdgeError:
+        return ListedModel(name, spec)
+
+
+def _rank_names(request: SimulationRequest, cluster: SimulatedCluster) -> tuple[bool, tuple[str, ...]]:
+    """Return whether hosts have names, and the host of each rank: those of ``-H``, else all of the file.
+
+    Hosts without names are called by their ranks.
+    """
+    known = cluster.hosts
+    if request.hosts is not None:
+        named, names = True, request.hosts
+    elif all(host.isascii() and host.isdecimal() for host in known):
+        named, names = False, tuple(map(str, range(1 + max(map(int, known), default=0))))
+    else:
+        named, names = True, known
+    if len(names) > MAX_WORLD:
+        raise RequestError(
+            f"the hosts of {request.dev_file} make {count(len(names), 'rank')}, and a run has at most "
+            f"{MAX_WORLD}; choose some with -H/--hosts"
+        )
+    return named, names
+
+
+def _data_rank(request: SimulationRequest, names: Sequence[str], cluster: SimulatedCluster) -> int:
+    """Return the rank that reads the input and collects the results."""
+    host = request.data_host
+    if host is None:
+        return 0
+    cluster.type_of(host)
+    if host not in names:
+        raise ScheduleError(f"--data-host {host} has no rank; choose one of {', '.join(names)}")
+    return names.index(host)
+
+
+def _workload(
+    request: SimulationRequest, planned: PlannedSchedule, model: CutModel, spec: ModelSpec
+) -> Workload:
+    size = planned.microbatch_size or request.microbatch_size
+    request.microbatches(size)
     return Workload(
         model_name=request.model_name,
-        model=model if request.tokens is None else model.at_tokens(request.tokens),
+        model=spec if request.tokens is None else spec.at_tokens(request.tokens),
+        transport=request.transport,
         tokens=request.tokens,
-        input_bytes=_input_bytes(request.model_name, request.tokens),
-        microbatch_size=request.microbatch_size,
+        input_bytes=model.input_bytes(request.tokens, planned.schedule.stages[0].dtype),
+        microbatch_size=size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
         read_s=request.read_s,
@@ -196,56 +243,7 @@ def _workload(request: SimulationRequest, models: Mapping[str, ModelSpec]) -> Wo
     )
 
 
-def _input_bytes(name: str, tokens: int | None) -> int | None:
-    """Return the bytes of one item as the runtime sends it, or None for a model that only the files know."""
-    try:
-        return find_outline(name, fetch=False).input_bytes(tokens)
-    except PipeEdgeError:
-        return None
-
-
-def _schedule(
-    request: SimulationRequest, cluster: SimulatedCluster, load: Workload
-) -> tuple[Schedule, tuple[str, ...]]:
-    """Return the schedule of the file, or one from ``sched-pipeline`` with its warnings."""
-    known = cluster.hosts
-    by_rank = request.hosts is None and all(host.isascii() and host.isdecimal() for host in known)
-    hosts = None if by_rank else request.hosts or known
-    if request.data_host is not None:
-        cluster.type_of(request.data_host)
-    if request.schedule_file is not None:
-        schedule = load_schedule(request.schedule_file, hosts=hosts)
-        return schedule if request.dtypes is None else schedule.with_dtypes(request.dtypes), ()
-    problem = scheduler.read_problem(
-        scheduler.SchedulerRequest(
-            models_file=request.models_file,
-            dev_types_file=request.dev_types_file,
-            dev_file=request.dev_file,
-            dev_neighbors_file=request.dev_neighbors_file,
-            model_name=load.model_name,
-            microbatch_size=load.microbatch_size,
-            dtype=(request.dtypes or ("float32",))[0],
-            data_host=request.data_host,
-            tokens=request.tokens,
-            input_bytes=load.input_bytes,
-            hosts=request.hosts or (),
-        )
-    )
-    found = scheduler.solve(problem, hosts=hosts)
-    return found.schedule, found.warnings
-
-
-def _rank_of(host: str, schedule: Schedule, cluster: SimulatedCluster, hosts: tuple[str, ...] | None) -> int:
-    for stage in schedule.stages:
-        if host_of(stage) == host:
-            return stage.rank
-    order = hosts or cluster.hosts
-    if host not in order:
-        raise ScheduleError(f"--data-host {host} has no rank; choose one of {', '.join(order)}")
-    return order.index(host)
-
-
-def _notes(found: FinishedSimulation, request: SimulationRequest, model: PipelineModel) -> Iterator[str]:
+def _notes(found: FinishedSimulation, request: SimulationRequest) -> Iterator[str]:
     for stage, memory in enumerate(found.memory):
         if memory.missing:
             yield (
@@ -253,7 +251,7 @@ def _notes(found: FinishedSimulation, request: SimulationRequest, model: Pipelin
                 f"and buffers, but {host_of(found.schedule.stages[stage])} has only "
                 f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
             )
-    if request.tokens is not None and request.schedule_file is not None:  # else the scheduler says it
+    if request.tokens is not None and found.planned.prediction is None:  # else the scheduler says it
         for stage, plan in enumerate(found.schedule.stages):
             profile = found.cluster.profile(plan, found.load)
             if not profile.fits_tokens(request.tokens):
@@ -266,8 +264,9 @@ def _notes(found: FinishedSimulation, request: SimulationRequest, model: Pipelin
     if compressed and request.codec_bytes_per_s is None:
         yield "encoding and decoding are assumed to take no time; give their speed with --codec-MBps"
     drawn = len(found.outcome.drawn)
-    if drawn < len(model.stages):
-        yield f"the Gantt chart shows {drawn} of {len(model.stages)} stages; the figures cover all stages"
+    stages = len(found.schedule.stages)
+    if drawn < stages:
+        yield f"the Gantt chart shows {drawn} of {stages} stages; the figures cover all stages"
 
 
 def _inputs(request: SimulationRequest) -> Iterator[InputPath]:

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <new>
 #include <optional>
 #include <string>
@@ -95,6 +96,17 @@ RequestFiles read_files(const CommandLine& line) {
     files.neighbors = yaml::neighbors_from(document(line.dev_neighbors_file, "", "--dev-neighbors-file"));
   }
   return files;
+}
+
+// The host of rank 0 in a run without -H: the one of that name, or the first of the devices file.
+std::string first_host(const yaml::Devices& devices) {
+  std::string first;
+  for (const yaml::TypeHosts& entry : devices.entries) {
+    for (const std::string& host : entry.hosts) {
+      if (first.empty() || host == "0") first = host;
+    }
+  }
+  return first;
 }
 
 SpecFiles read_given_files(const CommandLine& line) {
@@ -189,6 +201,49 @@ int refuse_loss(const CommandLine& line, const Messages& messages, const Problem
   return kInfeasible;
 }
 
+// A plan as it is printed, and its throughput.
+struct PrintedPlan {
+  Status status = Status::kUnknown;
+  std::string yaml;
+  double items_per_s = 0;
+};
+
+PrintedPlan printed(const AutoBits& found) {
+  const Solution& solution = found.solution;
+  const double items = found.problem.batch_size;
+  return {solution.status, schedule_yaml(found.problem, solution.stages),
+          solution.bottleneck_s > 0 ? items / solution.bottleneck_s : kInfinity};
+}
+
+PrintedPlan printed(const NamedJoint& joint, const JointSolution& solution) {
+  return {solution.status, joint_yaml(joint, solution),
+          solution.period_s > 0 ? solution.batch_size / solution.period_s : kInfinity};
+}
+
+// Without --data-host, nothing is counted for the data rank. A run counts it, on the host of rank 0: says which plan
+// it would take if that is another one than `here`, in the time that is left of the limit, if that is enough to tell.
+// `solve_again`: plans for a command line with a data host.
+void say_plan_of_run(const CommandLine& line, const Messages& messages, const PrintedPlan& here, double elapsed_s,
+                     const std::function<PrintedPlan(const CommandLine&)>& solve_again) {
+  if (!line.problem.empty() || line.format != Format::kYaml || !line.request.data_host.empty()) return;
+  if (here.status != Status::kOptimal || elapsed_s >= line.solver.time_limit_s) return;
+  CommandLine of_run = line;
+  of_run.solver.time_limit_s -= elapsed_s;
+  try {
+    of_run.request.data_host =
+        line.request.hosts.empty() ? first_host(read_files(line).devices) : line.request.hosts.front();
+    const PrintedPlan there = solve_again(of_run);
+    if (there.status == Status::kUnknown || there.status == Status::kBounded || there.yaml == here.yaml) return;
+    const std::string host = yaml::printable(of_run.request.data_host);
+    messages.say("a run with its data on " + host + (there.status == Status::kInfeasible
+        ? " has no feasible plan"
+        : " takes another plan (" + rate_text(there.items_per_s) + "): " + in_one_line(there.yaml)) +
+        "; see --data-host " + host);
+  } catch (const yaml::SpecError&) {
+    // The files do not have that host, so a run does not count its links either.
+  }
+}
+
 int run(const CommandLine& line, const Messages& messages) {
   const NamedProblem named = read_request(line);
   const yaml::Assembly& assembly = named.assembly;
@@ -227,6 +282,9 @@ int run(const CommandLine& line, const Messages& messages) {
   }
   if (fatal != nullptr) return refuse_loss(line, messages, problem, *fatal);
   if (feasible) {
+    say_plan_of_run(line, messages, printed({problem, solution}), solution.elapsed_s, [](const CommandLine& of_run) {
+      return printed(solved(read_request(of_run).assembly.problem, of_run));
+    });
     if (line.format == Format::kJson) print(report_json(*report, assembly.warnings, asked));
     return kDone;
   }
@@ -280,6 +338,10 @@ int run_jointly(const CommandLine& line, const Messages& messages) {
   if (solution.status != Status::kOptimal) {
     messages.say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()));
   }
+  say_plan_of_run(line, messages, printed(joint, solution), solution.elapsed_s, [](const CommandLine& of_run) {
+    const NamedJoint there = read_joint_request(of_run);
+    return printed(there, solve(there.problem, of_run.solver));
+  });
   if (line.format == Format::kJson) print(joint_report_json(joint, solution, line.solver, others));
   return kDone;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <sstream>
 #include <utility>
 
 #include "../core/links.hpp"
@@ -352,6 +353,16 @@ std::string unused_lines(const std::vector<yaml::LeftOut>& unused) {
 }
 
 }  // namespace
+
+std::string in_one_line(const std::string& schedule) {
+  std::string text;
+  std::istringstream lines(schedule);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.compare(0, 2, "- ") == 0) text += (text.empty() ? "" : ", ") + line.substr(2);
+    if (line.compare(0, 2, "  ") == 0) text += line.substr(1);
+  }
+  return text;
+}
 
 std::string explanation(const Report& report) {
   const Problem& problem = report.problem;

@@ -50,6 +50,8 @@ std::string why_infeasible(const Problem& problem);
 std::string quality_text(const Solution& solution);
 
 std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
+// The same, or a joint plan, for a sentence: "mb-0: [1, 24], rcc-0: [25, 48]".
+std::string in_one_line(const std::string& schedule);
 std::string explanation(const Report& report);
 
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,

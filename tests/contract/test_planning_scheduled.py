@@ -20,13 +20,13 @@ from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.spec_files import load_device_types
 from pipeedge.plan.spec_writing import save_device_types, save_models
 from pipeedge.plan.specs import (
-    TRANSPORTS,
     DeviceType,
     LengthProfile,
     ModelProfile,
     ModelSpec,
     TransportHandling,
 )
+from pipeedge.request.config import TRANSPORTS
 from pipeedge.run import pipeline
 from pipeedge.run.preview import show_schedule
 

@@ -13,11 +13,11 @@ import torch
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.plan.specs import TRANSPORTS
 from pipeedge.profile import network, transport_costs
 from pipeedge.profile.handling import Handling, measure_handling
 from pipeedge.profile.network import measure_link, parse_place
 from pipeedge.profile.transport_costs import measure_transports
+from pipeedge.request.config import TRANSPORTS
 
 
 @contextmanager

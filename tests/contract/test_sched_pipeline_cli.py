@@ -68,7 +68,7 @@ def recomputed_bottleneck(
 @pytest.mark.parametrize(("model", "layers", "best"), [(VIT_BASE, 48, 1.548760), (VIT_LARGE, 96, 5.042833)])
 def test_the_examples_are_scheduled_at_their_optimum(model: str, layers: int, best: float) -> None:
     done = run("-m", model)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
     schedule = yaml.safe_load(done.out)
     bounds = [bound for stage in schedule for bound in next(iter(stage.values()))]
     assert bounds[0] == 1
@@ -367,11 +367,31 @@ def test_links_may_carry_fewer_bits_and_the_schedule_says_so(cluster: Cluster) -
     assert "2.667 items/s" in done.err
 
 
+def test_the_plan_of_a_run_is_named_if_it_is_another(cluster: Cluster) -> None:
+    """Without a data host, the input costs nothing; a run has it on the host of rank 0."""
+    cluster.write("models.yml", {"m": MODELS["m"] | {"parameters_in": 2_000_000}})
+    line = (
+        "a run with its data on f1 takes another plan (2.667 items/s): f1: [1, 2], f0: [3, 4]; see "
+        "--data-host f1"
+    )
+    done = cluster.run("--hosts", "f1,f0", "-i0", "-o0")
+    assert yaml.safe_load(done.out) == [{"f0": [1, 2]}, {"f1": [3, 4]}]
+    assert done.err == f"sched-pipeline: {line}\n"
+    there = cluster.run("--hosts", "f1,f0", "-i0", "-o0", "--data-host", "f1")
+    assert (yaml.safe_load(there.out), there.err) == ([{"f1": [1, 2]}, {"f0": [3, 4]}], "")
+    # In the order of the file, the data are on f0, and the plan is the same.
+    assert cluster.run("-i0", "-o0").err == ""
+    # Programs have asked for what they want.
+    assert cluster.run("--hosts", "f1,f0", "-i0", "-o0", "--format", "json").err == ""
+    joint = cluster.run("--hosts", "f1,f0", "-i0", "-o0", "--plan", "auto", "--min-agreement", "0")
+    assert line in joint.err
+
+
 def test_what_if_answers_in_one_line_each_beside_today(cluster: Cluster) -> None:
     done = cluster.run("--add-host", "fast=2", "--remove-host", "f1", "--scale-bandwidth", "0.5")
     assert done.code == 0
     assert yaml.safe_load(done.out) == [{"f0": [1, 2]}, {"f1": [3, 4]}]
-    lines = done.err.splitlines()
+    lines = [line for line in done.err.splitlines() if "what if" in line]
     assert [line.split(":")[1] for line in lines] == [
         " what if --add-host fast=2",
         " what if --remove-host f1",

@@ -58,7 +58,7 @@ def request(*arguments: str) -> SimulationRequest:
 
 
 def test_stages_and_links_take_their_costs_from_the_files(cluster: Path) -> None:
-    found = simulate_request(request("--schedule-file", "cut.yml", "-b", "20"))
+    found = simulate_request(request("--schedule-file", "cut.yml", "-b", "20", "--data-host", "b"))
     model = found.outcome.model
     slow, fast = model.stages
     assert (slow.compute_s, slow.decode_s, slow.send_s) == (pytest.approx(0.6), 0, 0)
@@ -113,6 +113,57 @@ def test_feeding_and_collecting_slow_the_data_ranks_stage(cluster: Path) -> None
     found = simulate_request(request("-b", "8000", "--data-host", "a"))
     promised = [stage.busy_s for stage in found.outcome.model.stages]
     assert found.report().steady_items_per_s == pytest.approx(8 / max(promised), rel=1e-3)
+
+
+def test_the_data_are_on_the_host_of_rank_0(cluster: Path) -> None:
+    for arguments, rank, in_memory in (
+        ([], 0, (False, True)),
+        (["-H", "b,a"], 0, (True, False)),
+        (["--data-host", "b"], 1, (True, False)),
+    ):
+        found = simulate_request(request("-pt", "1,2,3,4", "-r", "1,0", *arguments))
+        if arguments[:1] == ["-H"]:
+            found = simulate_request(request("-pt", "1,2,3,4", *arguments))
+        links = found.outcome.model.links
+        assert (found.data_rank, (links[0].in_memory, links[-1].in_memory)) == (rank, in_memory)
+        assert [stage.host for stage in found.schedule.stages] == ["b", "a"]
+
+
+def test_a_simulation_chooses_what_a_run_would_choose(cluster: Path) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    for kind in types.values():
+        (known,) = kind["model_profiles"]["m"]
+        fast = {"dtype": "torch.bfloat16", "time_s": [each / 2 for each in known["time_s"]], "agreement": 1.0}
+        half = {"batch_size": 4, "time_s": [each / 5 for each in known["time_s"]]}
+        kind["model_profiles"]["m"] += [{**known, **fast}, {**known, **fast, **half}]
+    write(cluster / "device_types.yml", types)
+    found = simulate_request(request("--dtype", "auto"))
+    assert {stage.dtype for stage in found.schedule.stages} == {"bfloat16"}
+    found = simulate_request(request("--plan", "auto", "-b", "640"))
+    assert (found.load.microbatch_size, found.load.microbatches) == (4, 160)
+    assert any("--plan auto takes microbatches of 4" in note for note in found.notes)
+    prediction = found.planned.prediction
+    assert prediction is not None
+    report = found.report()
+    assert report.steady_items_per_s == pytest.approx(prediction.throughput_items_per_s)
+    body = report.to_body()["predicted"]
+    assert body["throughput_items_per_s_error_percent"] == pytest.approx(0, abs=1e-6)
+    assert body["stages"] == body["remarks"] == []  # its figures are those of the profiles anyway
+
+
+@pytest.mark.parametrize(("transport", "cost"), [("p2p", 0.25), ("tcp", 0.5), ("tcp-tls", 1.0), ("rpc", 0.0)])
+def test_each_transport_has_its_own_costs(cluster: Path, transport: str, cost: float) -> None:
+    types = yaml.safe_load((cluster / "device_types.yml").read_text())
+    known = {
+        name: {"receive_s": each, "receive_s_per_MB": 0, "send_s": 2 * each, "send_s_per_MB": 0}
+        for name, each in (("p2p", 0.25), ("tcp", 0.5), ("tcp-tls", 1.0))
+    }
+    types["slow"]["model_profiles"]["m"][0] |= {"handling": known}
+    write(cluster / "device_types.yml", types)
+    slow, _ = simulate_request(
+        request("-pt", "1,2,3,4", "-r", "1,0", "--transport", transport)
+    ).outcome.model.stages
+    assert (slow.decode_s, slow.send_s) == (cost, 2 * cost)
 
 
 def test_each_stage_may_have_its_own_number_type(cluster: Path) -> None:
@@ -176,6 +227,13 @@ def test_missing_memory_and_unknown_codec_speed_are_reported(cluster: Path) -> N
         (["-H", "a,c"], "the host b has no rank; the hosts that have one are a, c"),
         (["-H", "a,a"], "names a twice"),
         (["--data-host", "z"], "host z is not in the devices file"),
+        (["-H", "b", "--data-host", "a"], "--data-host a has no rank; choose one of b"),
+        (
+            ["-sd", "many.yml"],
+            "the hosts of many.yml make 1,025 ranks, and a run has at most 1024; choose some",
+        ),
+        (["-pt", "1,2,3,4"], "give either -pt/--partition or --schedule-file"),
+        (["--plan", "auto"], "--plan auto needs automatic scheduling"),
         (["--dtype", "int3"], "--dtype: 'int3' is not a number type"),
         (["--dtype", "int8,int8,int8"], "3 number types"),
         (["--dtype", "int8"], "no profile of m with microbatches of 8 and dtype int8"),
@@ -186,11 +244,12 @@ def test_missing_memory_and_unknown_codec_speed_are_reported(cluster: Path) -> N
         (["--schedule-file", "far.yml"], "layers are 1 to 4|goes beyond the model"),
         (["--schedule-file", "short.yml"], "layer 4 is covered by no stage"),
         (["-sd", "typo.yml"], "host a has the device type fats, which the device types file does not"),
-        (["-sdt", "apart.yml"], "b cannot reach a, because the bandwidth between them is 0"),
+        (["-sdt", "apart.yml"], "a cannot reach b, because the bandwidth between them is 0"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: list[str], line: str, cluster: Path) -> None:
     write(cluster / "far.yml", [{"a": [1, 9]}])
+    write(cluster / "many.yml", {"fast": [f"h{number}" for number in range(1025)]})
     write(cluster / "short.yml", [{"a": [1, 3]}])
     write(cluster / "typo.yml", {"fats": ["a"], "slow": ["b"]})
     types = yaml.safe_load((cluster / "device_types.yml").read_text())

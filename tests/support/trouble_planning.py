@@ -30,6 +30,8 @@ from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler
 from pipeedge.profile.result_files import load_results
+from pipeedge.simulate.options import parse_simulate
+from pipeedge.simulate.session import simulate_request
 from pipeedge.transport.rpc import RpcTransport
 
 CASES = Cases()
@@ -291,6 +293,20 @@ def the_scheduler_is_not_installed(patch: Patch) -> str:
     patch.setattr(sys, "executable", str(Path("empty/python").absolute()))
     patch.setenv("PATH", str(Path("empty").absolute()))
     return refused(find_executable)
+
+
+@says("sched-pipeline: a run with its data on b takes another plan (…): …; see --data-host b")
+def a_run_plans_for_its_data(patch: Patch) -> str:
+    return schedule(
+        "--hosts", "b,a", model=MODEL | {"parameters_in": 10_000_000}, kind=KIND | {"mem_MB": 2000}
+    )
+
+
+@says("the hosts of d.yml make 1,025 ranks, and a run has at most 1024; choose some with -H/--hosts")
+def a_cluster_has_too_many_ranks(patch: Patch) -> str:
+    schedule(devices={"board": [f"h{number}" for number in range(1025)]})
+    line = "-m m -sm m.yml -sdt t.yml -sd d.yml"
+    return refused(lambda: simulate_request(parse_simulate(line.split())))
 
 
 # --- profiling ------------------------------------------------------------------------------------

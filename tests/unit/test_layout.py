@@ -40,8 +40,8 @@ control    clocks failures liveness load_deadline messages announcement members 
            changing epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules
            wire connection callers hub hub_address uplink member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       sched_pipeline problem specs spec_files spec_writing schedule_files link_speed prediction
-           simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
+plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files link_speed
+           prediction simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
            conditions drift beside order live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png pictures selection
            tables unfinished row_documents row_formats parquet results reading ends arrays companions images
@@ -157,6 +157,7 @@ PURE = (
     "report.saved",
     "base.payload",
     "plan.link_speed",
+    "plan.listed_model",
     "profile.results",
     "observe.assembly",
     "observe.lanes",

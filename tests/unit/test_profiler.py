@@ -18,7 +18,7 @@ from pipeedge.base.machine import MemoryBudget, available_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
 from pipeedge.observe.energy import Source
-from pipeedge.plan.specs import TRANSPORTS, TransportHandling
+from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile import transport_costs
 from pipeedge.profile.data_work import measure_data_work
 from pipeedge.profile.emitting import model_spec
@@ -37,7 +37,7 @@ from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, ranges_text
 from pipeedge.profile.transport_costs import measure_transports
-from pipeedge.request.config import ModelRequest
+from pipeedge.request.config import TRANSPORTS, ModelRequest
 
 MIB = 2**20
 
