@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer, WorkRecord
+from pipeedge.observe.records import EpochRecord, LaneRecord, LinkRecord, Recording, Row, Transfer, WorkRecord
 from pipeedge.observe.timeline import LaneId, LaneKind, Span, ThreadState, Timeline, lane_of_epoch
 
 __all__ = ["assemble", "series"]
@@ -16,48 +16,88 @@ _POINTS = 200
 _US = 1e-6
 
 
+@dataclass(frozen=True)
+class _Stretch:
+    """The part of a run that an epoch takes on a lane, in seconds from the beginning of the run."""
+
+    start_s: float | None = 0.0
+    """Time at which the epoch before it failed; None to begin with the lane's own wait."""
+    ready_s: float = 0.0
+    """Time at which its ranks started."""
+    end_s: float | None = None
+    """Time at which it failed; None to end with the lane's last microbatch."""
+    is_first: bool = True
+
+
 def assemble(
-    recordings: Sequence[Recording], began_s: float, length_s: float, earlier: Sequence[Recording] = ()
+    recordings: Sequence[Recording],
+    began_s: float,
+    length_s: float,
+    earlier: Sequence[Recording] = (),
+    epochs: Sequence[EpochRecord] = (),
 ) -> Timeline:
     """Return the timeline of a run.
 
-    Lanes with phases reach from 0 to the end without a gap: before its first microbatch a lane waits for the
-    pipeline to fill, after its last one for the others to be done.
+    Lanes with phases leave no gap: before its first microbatch a lane waits for the pipeline to fill, after
+    its last one for the others to be done. In a run of one epoch they reach from 0 to the end. After a
+    failure, the lanes of an epoch begin where the one before it failed, with the recovery.
 
     Args:
         recordings: recordings of all ranks.
         began_s: beginning of the run on the hub's clock.
         length_s: length of the run in seconds.
         earlier: recordings of epochs that ended before the last one, which have lanes of their own.
+        epochs: epochs of a run that can go on after failures, in order.
     """
+    stretches = _stretches(epochs, length_s)
     spans: list[Span] = []
     for recording in sorted(recordings, key=lambda one: one.rank):
+        # Two recordings of one rank are of a change that was under way.
+        stretch = stretches.get(recording.epoch, _Stretch(end_s=length_s, is_first=recording.epoch <= 1))
         for lane in recording.lanes:
-            spans += _lane_spans(recording.rank, lane, began_s, length_s, is_later=recording.epoch > 1)
+            spans += _lane_spans(recording.rank, lane, began_s, length_s, stretch)
         for link in recording.links:
             spans += _link_spans(recording.rank, link, began_s, length_s)
         for work in recording.works:
             spans += _work_spans(recording.rank, work, began_s, length_s)
     for recording in sorted(earlier, key=lambda one: (one.epoch, one.rank)):
-        spans += _earlier_spans(recording, began_s, length_s)
+        stretch = stretches.get(recording.epoch, _Stretch(None, is_first=False))
+        spans += _earlier_spans(recording, began_s, length_s, stretch)
     return Timeline(length_s, tuple(spans))
 
 
-def _earlier_spans(recording: Recording, began_s: float, length_s: float) -> Iterator[Span]:
-    """Yield what a rank did in an epoch that has ended, on lanes of their own, without fill and drain."""
+def _stretches(epochs: Sequence[EpochRecord], length_s: float) -> dict[int, _Stretch]:
+    """Return the parts of a run that its epochs take."""
+    found = {}
+    for number, epoch in enumerate(epochs):
+        after = epochs[number + 1] if number + 1 < len(epochs) else None
+        found[epoch.number] = _Stretch(
+            start_s=0.0 if number == 0 else epoch.failed_s if epoch.recovered else None,
+            ready_s=epoch.started_s if epoch.recovered else 0.0,
+            end_s=length_s if after is None else after.failed_s if after.recovered else None,
+            is_first=number == 0,
+        )
+    return found
+
+
+def _earlier_spans(
+    recording: Recording, began_s: float, length_s: float, stretch: _Stretch
+) -> Iterator[Span]:
+    """Yield what a rank did in an epoch that has ended, on lanes of their own."""
     for lane in recording.lanes:
-        for span in _lane_spans(recording.rank, lane, began_s, length_s, is_later=True):
-            if span.doing not in (ThreadState.FILL, ThreadState.DRAIN):
-                yield replace(span, lane=lane_of_epoch(recording.epoch, span.lane))
+        for span in _lane_spans(recording.rank, lane, began_s, length_s, stretch):
+            yield replace(span, lane=lane_of_epoch(recording.epoch, span.lane))
     for link in recording.links:
         for span in _link_spans(recording.rank, link, began_s, length_s):
             yield replace(span, lane=lane_of_epoch(recording.epoch, span.lane))
 
 
 def _lane_spans(
-    rank: int, lane: LaneRecord, began_s: float, length_s: float, *, is_later: bool
+    rank: int, lane: LaneRecord, began_s: float, length_s: float, stretch: _Stretch
 ) -> Iterator[Span]:
-    at = 0.0
+    first_s = lane.rows[0].start_s - began_s if lane.rows else stretch.ready_s
+    # An epoch that the run changed to begins on each lane as soon as the one before it has ended there.
+    at = max(0.0, first_s - lane.fill_s if stretch.start_s is None else min(first_s, stretch.start_s))
 
     def until(end_s: float, doing: ThreadState, microbatch: int | None = None) -> Iterator[Span]:
         # Each span begins where the one before it ended: clocks that drift leave no gap.
@@ -67,15 +107,17 @@ def _lane_spans(
             yield Span(rank, lane.lane.label, doing, at, end_s, microbatch)
             at = end_s
 
-    if lane.rows and (is_later or lane.phases[0].is_wait):
-        yield from until(lane.rows[0].start_s - began_s, ThreadState.FILL)
+    yield from until(min(first_s, stretch.ready_s), ThreadState.RECOVER)
+    if lane.rows and (not stretch.is_first or lane.phases[0].is_wait):
+        yield from until(first_s, ThreadState.FILL)
     for row in lane.rows:
         end = row.start_s - began_s
         for phase, seconds in zip(lane.phases, row.seconds, strict=True):
             end += seconds
             if seconds > 0:
                 yield from until(end, phase, row.number)
-    yield from until(length_s, ThreadState.DRAIN)
+    if stretch.end_s is not None:
+        yield from until(stretch.end_s, ThreadState.DRAIN)
 
 
 def _link_spans(rank: int, link: LinkRecord, began_s: float, length_s: float) -> Iterator[Span]:
@@ -109,7 +151,7 @@ def series(
         points: largest number of points.
 
     Returns:
-        For each stage columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
+        For each stage, of each epoch, columns of equal length: ``t_s`` (end of each window), ``items_per_s``,
         ``bytes_per_s`` (put on the link), ``link_bytes_per_s`` (while it was occupied; None if nothing
         was watched) and ``bits`` (mean; 32 for float32 as it is). Where the bits follow the bandwidth, also
         ``decided``: ``microbatch``, ``time_s``, ``bits`` (0: uncompressed), ``bytes_per_s``, ``reason`` of
@@ -129,11 +171,12 @@ def series(
                 {
                     "stage": stage,
                     "rank": recording.rank,
+                    **({"epoch": recording.epoch} if recording.epoch else {}),
                     **columns,
                     **({"decided": decided} if decided else {}),
                 }
             )
-    return sorted(found, key=lambda one: int(one["stage"]))
+    return sorted(found, key=lambda one: (int(one["stage"]), int(one.get("epoch", 0))))
 
 
 def _columns(

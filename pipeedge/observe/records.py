@@ -111,6 +111,22 @@ class EpochRecord(Struct, frozen=True):
     """Seconds from the start until the first result that is new."""
     repeated: Count = 0
     """Number of microbatches that had been fed before the failure and were computed again."""
+    items: Count = 0
+    """Number of items whose results came in this epoch."""
+    predicted_items_per_s: Amount | None = None
+    """Throughput that was predicted of its plan once the pipeline is full, or None without a prediction."""
+    steady_items_per_s: Amount | None = None
+    """Throughput from its first result to its last, or None for a single microbatch."""
+
+    @property
+    def failed_s(self) -> float:
+        """Time at which the failure before it was known, in seconds from the beginning of the run."""
+        return max(0.0, self.started_s - self.waiting_s - self.preparing_s)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether all ranks stopped for it, instead of changing to it while they went on."""
+        return self.waiting_s + self.preparing_s > 0
 
     @property
     def lost_s(self) -> float:

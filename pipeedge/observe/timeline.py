@@ -50,6 +50,8 @@ class ThreadState(str, Enum):
     """The wait for the first microbatch."""
     DRAIN = "drain"
     """The wait after the last microbatch, while other ranks still work."""
+    RECOVER = "recover"
+    """The wait for a new plan, and for its layers, after a failure."""
     IDLE = "idle"
     """The wait for a request, while there is nothing to feed."""
     WAIT_INPUT = "wait input"
@@ -66,6 +68,7 @@ _WAITS = frozenset(
     {
         ThreadState.FILL,
         ThreadState.DRAIN,
+        ThreadState.RECOVER,
         ThreadState.IDLE,
         ThreadState.WAIT_INPUT,
         ThreadState.WAIT_LINK,

@@ -171,7 +171,7 @@ def compare(
     stages: Sequence[StageStats],
     *,
     items: int,
-    run_items_per_s: float,
+    run_items_per_s: float | None,
     steady_items_per_s: float | None,
 ) -> Comparison:
     """Compare a run of ``items`` with its prediction.
@@ -180,7 +180,8 @@ def compare(
         prediction: prediction for the schedule of the run.
         stages: measurements of the stages that are known, in order.
         items: number of items of the run.
-        run_items_per_s: measured from the beginning of reading to the last result.
+        run_items_per_s: measured from the beginning of reading to the last result, or None if that was not
+            one run of one plan.
         steady_items_per_s: measured from the first result to the last, or None for a single microbatch.
     """
     promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)
@@ -188,7 +189,7 @@ def compare(
         steady=None
         if promised is None or steady_items_per_s is None
         else PredictedFigure(promised, steady_items_per_s),
-        run=None if whole is None else PredictedFigure(whole, run_items_per_s),
+        run=None if whole is None or run_items_per_s is None else PredictedFigure(whole, run_items_per_s),
         stages=tuple(
             _compare_stage(prediction.stages[stats.stage], stats, prediction.period_s, prediction.tokens)
             for stats in stages

@@ -13,7 +13,7 @@ is counted from the beginning, because the pipeline idles until the first items 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pipeedge.observe.timeline import ThreadState
@@ -76,7 +76,17 @@ def shares(stage: SavedStage) -> Shares | None:
 
 
 def find_bottleneck(run: SavedRun) -> Bottleneck | None:
-    """Return the part of ``run`` that limits its throughput, or None if nothing is known about its stages."""
+    """Return the part of ``run`` that limits its throughput, or None if nothing is known about its stages.
+
+    Of several epochs, it is that of the last one.
+    """
+    found = _find(run)
+    if found is None or len(run.epochs) < 2:
+        return found
+    return replace(found, line=f"In epoch {run.epochs[-1].number}, the last one: {found.line}")
+
+
+def _find(run: SavedRun) -> Bottleneck | None:
     found = [shares(stage) for stage in run.stages]
     known = [share for share in found if share is not None]
     if len(known) < len(run.stages):
@@ -91,7 +101,7 @@ def find_bottleneck(run: SavedRun) -> Bottleneck | None:
     if idle_s > max(known[busiest].working_s, occupied * paced_s, reading_s):
         return _idle(run, idle_s)
     if reading_s > max(known[busiest].working_s, occupied * paced_s) and reading_s >= FELT * (
-        run.length_s or 0.0
+        run.last_epoch_s or 0.0
     ):
         return _input(run, reading_s)
     if occupied >= max(BUSY, busy):
@@ -153,7 +163,7 @@ def _stage(run: SavedRun, number: int, busy: float) -> Bottleneck:
 
 
 def _idle(run: SavedRun, idle_s: float) -> Bottleneck:
-    part = min(1.0, idle_s / run.length_s) if run.length_s else 1.0
+    part = min(1.0, idle_s / run.last_epoch_s) if run.last_epoch_s else 1.0
     return Bottleneck(
         Part.REQUESTS, 0, f"None: the pipeline was idle {part:.0%} of the time, waiting for requests"
     )
@@ -161,7 +171,7 @@ def _idle(run: SavedRun, idle_s: float) -> Bottleneck:
 
 def _input(run: SavedRun, reading_s: float) -> Bottleneck:
     where = "" if run.data_rank is None else f" on rank {run.data_rank}"
-    part = min(1.0, reading_s / run.length_s) if run.length_s else 1.0
+    part = min(1.0, reading_s / run.last_epoch_s) if run.last_epoch_s else 1.0
     return Bottleneck(
         Part.INPUT, 0, f"Reading the input{where}: the pipeline waits for it {part:.0%} of the time"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeedge.base.schedule import Schedule
-from pipeedge.base.wording import count
+from pipeedge.base.wording import count, figure, percent
 from pipeedge.observe.records import EpochRecord, ReplanRecord
 
 __all__ = ["epoch_lines", "epochs_body", "replan_lines", "replans_body", "schedule_body"]
@@ -40,6 +40,9 @@ def epochs_body(epochs: Sequence[EpochRecord]) -> list[dict[str, Any]]:
             "filling_s": one.filling_s,
             "lost_s": one.lost_s,
             "repeated": one.repeated,
+            "items": one.items,
+            "predicted_items_per_s": one.predicted_items_per_s,
+            "steady_items_per_s": one.steady_items_per_s,
             "schedule": schedule_body(one.schedule),
         }
         for one in epochs
@@ -47,18 +50,34 @@ def epochs_body(epochs: Sequence[EpochRecord]) -> list[dict[str, Any]]:
 
 
 def epoch_lines(epochs: Sequence[EpochRecord]) -> Iterator[str]:
-    """Yield a line that sums up the failures that the run survived, then two for each; none without any."""
+    """Yield a line that sums up the failures that the run survived, then some for each; none without any.
+
+    What was predicted of the last epoch is not among them, as it is compared in detail.
+    """
     later = [one for one in epochs if one.cause]
     if not later:
         return
     lost_s, repeated = sum(one.lost_s for one in later), sum(one.repeated for one in later)
     yield f"{len(epochs)}: {lost_s:.2f} s without a new result, {_repeated(repeated)}"
+    yield from _predicted(epochs[0])
     for one in later:
         stages = ", ".join(f"{plan.layers} on rank {plan.rank}" for plan in one.schedule.stages)
         yield f"{one.number} began after {one.started_s:.2f} s, with layers {stages}: {one.cause}"
         yield (
             f"  {one.waiting_s:.2f} s until its plan, {one.preparing_s:.2f} s to prepare it, "
             f"{one.filling_s:.2f} s to fill the pipeline; {_repeated(one.repeated)}"
+        )
+        if one is not epochs[-1]:
+            yield from _predicted(one)
+
+
+def _predicted(epoch: EpochRecord) -> Iterator[str]:
+    """Yield a line that compares the throughput of an epoch with its own prediction, if both are known."""
+    predicted, steady = epoch.predicted_items_per_s, epoch.steady_items_per_s
+    if predicted and steady is not None:
+        yield (
+            f"epoch {epoch.number} was predicted to reach {figure(predicted)} items/s, measured "
+            f"{figure(steady)} ({percent(steady / predicted - 1)})"
         )
 
 

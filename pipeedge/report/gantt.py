@@ -56,6 +56,7 @@ _SHADES = (
     Shade("receive", "arriving", "#aa4499"),
     Shade("fill", "bubble: fill", "#b0b7bf", "."),
     Shade("drain", "bubble: drain", "#8a929b", "\\"),
+    Shade("recover", "bubble: recovery", "#f0e442", "/"),
     Shade("idle", "bubble: waiting for requests", "#9aa8c7", "."),
     Shade("wait input", "bubble: waiting for input", "#e69f00", "/"),
     Shade("wait link", "bubble: waiting for the link", "#d55e00", "\\"),

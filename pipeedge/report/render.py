@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from pipeedge.base.wording import count, figure
@@ -15,7 +16,7 @@ from pipeedge.report.bottleneck import Part, find_bottleneck
 from pipeedge.report.charts import Chart, Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
 from pipeedge.report.gantt import Mark, Shade, coarsened, legend, shade, to_data
-from pipeedge.report.saved import SavedEpoch, SavedRun, SavedStage
+from pipeedge.report.saved import SavedEpoch, SavedRun, SavedSeries, SavedStage
 
 __all__ = ["gantt_section", "render_comparison", "render_run"]
 
@@ -119,40 +120,61 @@ class _RunView:
         return "Writing the results" if is_local else "The link back to the data rank"
 
     @property
-    def times(self) -> list[_StageTime]:
-        """Distribution of each stage's time; empty if not known."""
-        return [
-            _StageTime(stage, _ordered(stage.seconds), self.run.length_s or 0.0)
-            for stage in self.run.stages
-            if stage.seconds
-        ]
+    def times(self) -> list[_TimeGroup]:
+        """Distribution of each stage's time, epoch by epoch and then in sum; empty if not known."""
+        run = self.run
+        if len(run.epochs) < 2 or not any(stage.seconds for one in run.epochs[:-1] for stage in one.stages):
+            found = [_TimeGroup("", run.stages, run.length_s or 0.0)]
+        else:
+            found = [
+                _TimeGroup(f"epoch {one.number}", one.stages, until_s - since_s)
+                for one, (since_s, until_s) in zip(run.epochs, _stretches(run), strict=True)
+            ]
+            found.append(_in_sum(run))
+        return [group for group in found if group.times]
 
     @property
     def time_shades(self) -> list[Shade]:
         """Shades of all activities of any stage."""
-        used = {doing for time in self.times for doing, seconds in time.seconds.items() if seconds > 0}
+        times = [time for group in self.times for time in group.times]
+        used = {doing for time in times for doing, seconds in time.seconds.items() if seconds > 0}
         return [shade(doing) for doing in _ordered(dict.fromkeys(used, 0.0))]
 
     @property
     def predicted(self) -> list[tuple[str, str, str, str]]:
         """Name, predicted value, measured value and error; empty without a prediction."""
-        rows = []
+        rows = [
+            (
+                f"throughput of epoch {one.number}, full pipeline",
+                f"{figure(one.predicted_items_per_s)} items/s",
+                f"{figure(one.steady_items_per_s)} items/s",
+                f"{100 * one.error:+.1f} %",
+            )
+            for one in self.run.epochs[:-1]
+            if one.error is not None and one.predicted_items_per_s and one.steady_items_per_s is not None
+        ]
+        last = f" of epoch {self.run.epochs[-1].number}" if len(self.run.epochs) > 1 else ""
         for key, name in (
             ("throughput_items_per_s", "full pipeline"),
             ("run_items_per_s", "with filling and draining"),
         ):
-            rows += _prediction_rows(self.run.predicted, key, f"throughput, {name}", "items/s")
+            rows += _prediction_rows(self.run.predicted, key, f"throughput{last}, {name}", "items/s")
         rows += _prediction_rows(self.run.predicted, "joules_per_item", "energy an item", "J")
         for place, stage in enumerate(self.run.predicted_stages):
             number = round(stage.get("stage", place))
-            rows += _prediction_rows(stage, "compute_s", f"stage {number}, a microbatch", "s")
-            rows += _prediction_rows(stage, "link_s", f"stage {number}, its link", "s")
+            rows += _prediction_rows(stage, "compute_s", f"stage {number}{last}, a microbatch", "s")
+            rows += _prediction_rows(stage, "link_s", f"stage {number}{last}, its link", "s")
         return rows
 
     @property
     def failures(self) -> Sequence[SavedEpoch]:
         """Epochs, if the run has survived a failure."""
         return self.run.epochs if any(one.cause for one in self.run.epochs) else ()
+
+    @property
+    def foretold(self) -> bool:
+        """Whether the throughput of some epoch was predicted."""
+        return any(one.predicted_items_per_s is not None for one in self.run.epochs)
 
     @property
     def columns(self) -> list[tuple[str, str]]:
@@ -231,17 +253,61 @@ class _Box:
         return count(self.stage.quant_bits, "bit") if self.stage.quant_bits else ""
 
 
-@dataclass(frozen=True)
-class _StageTime:
-    """Distribution of a stage's time."""
+class _TimeGroup:
+    """Distribution of the time of an epoch, or of the whole run.
 
-    stage: SavedStage
+    Args:
+        title: Heading; empty in a run without epochs.
+        stages: Stages, whose seconds may be unknown.
+        length_s: Length in seconds.
+    """
+
+    def __init__(self, title: str, stages: Sequence[SavedStage], length_s: float) -> None:
+        self.title = title if not title or length_s <= 0 else f"{title}, {si(length_s)}s"
+        self.times = [
+            _TimeShares(f"stage {stage.stage}", stage.place, _ordered(stage.seconds), length_s)
+            for stage in stages
+            if stage.seconds
+        ]
+        self.unknown = [stage.words for stage in stages if not stage.seconds]
+        """Stages of which nothing was recorded, in words."""
+
+
+def _stretches(run: SavedRun) -> list[tuple[float, float]]:
+    """Return the beginning and the end of each epoch in seconds, with the recovery before it."""
+    begins = [one.failed_s if one.recovered else one.started_s for one in run.epochs]
+    begins = [0.0, *begins[1:], run.length_s or 0.0]
+    return list(pairwise(begins))
+
+
+def _in_sum(run: SavedRun) -> _TimeGroup:
+    """Return the time of each rank in all epochs."""
+    group = _TimeGroup("all epochs", (), run.length_s or 0.0)
+    sums: dict[str, dict[str, float]] = {}
+    for stage in (stage for one in run.epochs for stage in one.stages):
+        total = sums.setdefault(stage.place, {})
+        for doing, seconds in (stage.seconds or {}).items():
+            total[doing] = total.get(doing, 0.0) + seconds
+    group.times = [
+        _TimeShares(place, "", _ordered(total), run.length_s or 0.0) for place, total in sums.items() if total
+    ]
+    return group
+
+
+@dataclass(frozen=True)
+class _TimeShares:
+    """Distribution of a stage's time, or of a rank's."""
+
+    name: str
+    place: str
+    """Where the stage was; empty for a rank."""
     seconds: dict[str, float]
     length_s: float
+    """Length of the run, or of the epoch."""
 
     @property
     def total_s(self) -> float:
-        """Sum in seconds, which is the length of the run."""
+        """Sum in seconds, which is the length of the run if everything is known."""
         return sum(self.seconds.values())
 
     @property
@@ -355,7 +421,7 @@ def _latency(run: SavedRun) -> Chart | None:
 def _over_time(run: SavedRun) -> list[Chart]:
     """Return charts of throughput, bits and bandwidth of the first stages that have them."""
     found = []
-    shown = run.series[:_SERIES_SHOWN]
+    shown = [_joined(stage, run.series) for stage in sorted({one.stage for one in run.series})]
     for key, title, unit in (
         ("items_per_s", "Throughput of each stage", "items/s"),
         ("bytes_per_s", "Bytes per second sent by each stage", "B/s"),
@@ -363,7 +429,9 @@ def _over_time(run: SavedRun) -> list[Chart]:
         ("bits", "Bits per value on each link", "bits"),
     ):
         series = [
-            Curve(f"stage {one.stage}", one.t_s, one.columns[key]) for one in shown if key in one.columns
+            Curve(f"stage {one.stage}", one.t_s, one.columns[key])
+            for one in shown[:_SERIES_SHOWN]
+            if key in one.columns
         ]
         if key != "items_per_s":
             series = [line for line in series if any(line.y)]
@@ -371,6 +439,19 @@ def _over_time(run: SavedRun) -> list[Chart]:
         if chart is not None:
             found.append(chart)
     return found
+
+
+def _joined(stage: int, series: Sequence[SavedSeries]) -> SavedSeries:
+    """Return the parts of one stage's series in the order of their epochs, with a gap between two."""
+    parts = sorted((one for one in series if one.stage == stage), key=lambda one: one.epoch)
+    joined = parts[0]
+    for part in parts[1:]:
+        blank = [None] * len(part.t_s)
+        columns = {
+            key: [*values, None, *part.columns.get(key, blank)] for key, values in joined.columns.items()
+        }
+        joined = SavedSeries(stage, part.rank, [*joined.t_s, None, *part.t_s], columns)
+    return joined
 
 
 def _page(template: str, **values: Any) -> str:

@@ -90,7 +90,8 @@ class RunReport:
             # Those of a simulation come from the profiles that the prediction is made of.
             () if self.simulated else self.stages,
             items=self.items,
-            run_items_per_s=self.throughput_items_per_s,
+            # The prediction is that of the last plan, which other epochs did not run.
+            run_items_per_s=None if len(self.epochs) > 1 else self.throughput_items_per_s,
             steady_items_per_s=self.steady_items_per_s,
         )
 

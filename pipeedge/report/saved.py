@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline, lane_of_epoch
 from pipeedge.report.document import Value, shown
 
 __all__ = ["Energy", "RankEnergy", "SavedEpoch", "SavedRun", "SavedSeries", "SavedStage", "read_run"]
@@ -56,13 +56,15 @@ class SavedStage:
 
 @dataclass(frozen=True)
 class SavedSeries:
-    """One stage over time. All columns have the same length; None stands for unknown values."""
+    """One stage over time, or a part of it. All columns have the same length; None is for unknown values."""
 
     stage: int
     rank: int
     t_s: Sequence[float | None]
     columns: Mapping[str, Sequence[float | None]]
     """Columns by name: ``items_per_s``, ``bytes_per_s``, ``link_bytes_per_s``, ``bits``."""
+    epoch: int = 0
+    """Epoch of this part, or 0 in a run that has none."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,23 @@ class SavedEpoch:
     repeated: int
     """Number of microbatches that were computed again."""
     stages: tuple[SavedStage, ...]
-    """Its schedule, without figures."""
+    """Its schedule, with the seconds of each activity of the stages that were recorded, and no figures."""
+    predicted_items_per_s: float | None = None
+    """Throughput that was predicted of its plan, or None."""
+    steady_items_per_s: float | None = None
+    """Throughput that was measured once the pipeline was full, or None."""
+
+    @property
+    def recovered(self) -> bool:
+        """Whether all ranks stopped for it, instead of changing to it while they went on."""
+        return self.seconds["waiting_s"] + self.seconds["preparing_s"] > 0
+
+    @property
+    def error(self) -> float | None:
+        """Relative difference of its throughput from the prediction, or None if either is unknown."""
+        if not self.predicted_items_per_s or self.steady_items_per_s is None:
+            return None
+        return self.steady_items_per_s / self.predicted_items_per_s - 1
 
     @property
     def lost_s(self) -> float:
@@ -165,6 +183,14 @@ class SavedRun:
             return self.timeline.length_s
         return self.figures.get("elapsed_s")
 
+    @property
+    def last_epoch_s(self) -> float | None:
+        """Length of the last epoch in seconds, which is that of a run without others."""
+        length_s = self.length_s
+        if len(self.epochs) < 2 or length_s is None:
+            return length_s
+        return max(0.0, length_s - self.epochs[-1].started_s)
+
 
 def read_run(body: Any, name: str) -> SavedRun:
     """Read a report that ``RunReport.to_body`` wrote, in this version or an older one.
@@ -203,7 +229,7 @@ def read_run(body: Any, name: str) -> SavedRun:
         versions=_versions(root.find("versions")),
         data_rank=_data_rank(root, timeline),
         feed_s=_feed_seconds(timeline),
-        epochs=tuple(_epoch(entry) for entry in _list(root, "epochs")),
+        epochs=_epochs(_list(root, "epochs"), timeline),
         replans=tuple(_replan(entry) for entry in _list(root, "replans")),
     )
 
@@ -242,7 +268,18 @@ def _stages(root: Value, timeline: Timeline | None) -> tuple[SavedStage, ...]:
     return tuple(_stage(number, plan, stats.get(number), timeline) for number, plan in enumerate(plans))
 
 
-def _stage(number: int, plan: Value, stats: Value | None, timeline: Timeline | None) -> SavedStage:
+def _stage(
+    number: int, plan: Value, stats: Value | None, timeline: Timeline | None, ended: int | None = None
+) -> SavedStage:
+    """Read one stage.
+
+    Args:
+        number: number of the stage.
+        plan: its entry in the schedule.
+        stats: its figures, or None.
+        timeline: timeline of the run, or None.
+        ended: epoch of the stage if that ended before the last one, which has lanes of its own.
+    """
     layers = [bound.whole() for bound in plan.at("layers").items()]
     if len(layers) != 2:
         plan.at("layers").fail("is not a pair of first and last layer")
@@ -257,21 +294,31 @@ def _stage(number: int, plan: Value, stats: Value | None, timeline: Timeline | N
         quant_bits=0 if bits is None else bits.whole(),
         dtype="float32" if dtype is None else dtype.text(),
         figures={} if stats is None else _numbers(stats),
-        seconds=_seconds(stats, timeline, rank, number),
+        seconds=_seconds(stats, timeline, rank, number, ended),
         memory_mb=None if stats is None else _optional_amounts(stats.find("memory_mb")),
         kernels="" if kernels is None else kernels.text(),
     )
 
 
-def _epoch(entry: Value) -> SavedEpoch:
-    plans = entry.at("schedule").items()
+def _epochs(entries: Sequence[Value], timeline: Timeline | None) -> tuple[SavedEpoch, ...]:
+    return tuple(_epoch(entry, timeline, is_last=entry is entries[-1]) for entry in entries)
+
+
+def _epoch(entry: Value, timeline: Timeline | None, *, is_last: bool) -> SavedEpoch:
+    plans, number = entry.at("schedule").items(), entry.at("epoch").whole()
+    predicted, steady = entry.find("predicted_items_per_s"), entry.find("steady_items_per_s")
     return SavedEpoch(
-        number=entry.at("epoch").whole(),
+        number=number,
         started_s=entry.at("started_s").amount(),
         cause=entry.at("cause").text(),
         seconds={key: entry.at(key).amount() for key in ("waiting_s", "preparing_s", "filling_s")},
         repeated=entry.at("repeated").whole(),
-        stages=tuple(_stage(number, plan, None, None) for number, plan in enumerate(plans)),
+        stages=tuple(
+            _stage(stage, plan, None, timeline, None if is_last else number)
+            for stage, plan in enumerate(plans)
+        ),
+        predicted_items_per_s=None if predicted is None else predicted.amount(),
+        steady_items_per_s=None if steady is None else steady.amount(),
     )
 
 
@@ -304,13 +351,14 @@ def _feed_seconds(timeline: Timeline | None) -> dict[str, float] | None:
 
 
 def _seconds(
-    stats: Value | None, timeline: Timeline | None, rank: int, stage: int
+    stats: Value | None, timeline: Timeline | None, rank: int, stage: int, ended: int | None
 ) -> dict[str, float] | None:
     """Return the seconds that the report names, else the sums of the spans."""
     said = None if stats is None else _optional_amounts(stats.find("seconds"))
     if said is not None or timeline is None:
         return said
-    drawn = timeline.seconds(rank, LaneId.stage(stage).label)
+    label = LaneId.stage(stage).label
+    drawn = timeline.seconds(rank, label if ended is None else lane_of_epoch(ended, label))
     return {doing.value: seconds for doing, seconds in drawn.items()} or None
 
 
@@ -352,7 +400,8 @@ def _series(entry: Value) -> SavedSeries:
     for key, values in columns.items():
         if len(values) != len(times):
             entry.at(key).fail(f"has {len(values)} values for {len(times)} times")
-    return SavedSeries(entry.at("stage").whole(), entry.at("rank").whole(), times, columns)
+    stage, rank, epoch = entry.at("stage").whole(), entry.at("rank").whole(), _whole(entry.find("epoch"))
+    return SavedSeries(stage, rank, times, columns, epoch or 0)
 
 
 def _energy(value: Value | None) -> Energy | None:

@@ -104,6 +104,7 @@ class EpochLog:
             lost=plan.lost,
             waiting_s=waiting_s,
             repeated=self._fed,
+            predicted_items_per_s=_predicted(plan),
         )
         self._progress.under_way.restart(epoch, _window(plan))
         if self._watcher is not None:
@@ -122,6 +123,7 @@ class EpochLog:
                 0.0 if began is None else at - began,
                 cause=plan.cause,
                 filling_s=max(0.0, at - since),
+                predicted_items_per_s=_predicted(plan),
             )
             collected.epochs.append(record)
             if self._exporter is not None:
@@ -145,9 +147,6 @@ class EpochLog:
         now, began = time.perf_counter(), self._progress.under_way.began_at
         preparing_s = now - self._prepared_at if self._silent_since is not None else 0.0
         record = replace(record, started_s=0.0 if began is None else now - began, preparing_s=preparing_s)
-        collected.epochs.append(record)
-        if self._exporter is not None:
-            self._exporter.add_epoch(record)
 
         def came(at: float) -> None:
             if self._silent_since is None:
@@ -162,8 +161,16 @@ class EpochLog:
             self._silent_since, self._repeated = None, 0
 
         collected.restart(came)
+        collected.epochs.append(record)
+        if self._exporter is not None:
+            self._exporter.add_epoch(record)
         if self._watcher is not None and not self._repeated:
             collected.went_on(now)  # nobody waits for a result
+
+
+def _predicted(plan: Plan) -> float | None:
+    """Return the throughput that was predicted of a plan, or None without a prediction."""
+    return None if plan.prediction is None else plan.prediction.throughput_items_per_s
 
 
 def _window(plan: Plan) -> int:

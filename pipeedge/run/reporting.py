@@ -43,7 +43,8 @@ def make_report(
     """Build the report from what the data rank collected and the figures of the stages, as far as known."""
     collected, under_way, sink = data.progress.collected, data.progress.under_way, data.ends.sink
     began_s = member.hub_clock(under_way.began_at or 0.0)
-    last_epoch = collected.epochs[-1].number if collected.epochs else 0
+    epochs = collected.finished_epochs()
+    last_epoch = epochs[-1].number if epochs else 0
     found = _recordings(member, {one.rank for one in stages}, last_epoch)
     latencies = tuple(collected.latencies)
     return RunReport(
@@ -61,12 +62,12 @@ def make_report(
         prediction=plan.prediction,
         steady_items_per_s=collected.steady_items_per_s,
         latencies_s=latencies,
-        timeline=assemble_timeline(found.last_epoch, began_s, collected.elapsed_s, found.earlier),
-        series=series(found.last_epoch, began_s),
+        timeline=assemble_timeline(found.last_epoch, began_s, collected.elapsed_s, found.earlier, epochs),
+        series=series([*found.earlier, *found.last_epoch], began_s),
         energy=energy_body({one.rank: (one.host, one.energy) for one in found.latest}, sink.items),
         command=context.request.command,
         versions=_versions(),
-        epochs=tuple(collected.epochs),
+        epochs=tuple(epochs),
         replans=tuple(replace(one, at_s=one.at_s - began_s) for each in found.latest for one in each.replans),
     )
 

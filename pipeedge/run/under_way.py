@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from msgspec.structs import replace
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError
@@ -214,12 +215,14 @@ class Collected:
     last_at: float | None = None
     """Time of the latest result, or None before the first."""
     _first_at: float | None = None
+    _items: int = 0
     _items_after_first: int = 0
     _next: tuple[int, Callable[[float], None]] | None = None
 
     def restart(self, on_first: Callable[[float], None]) -> None:
-        """Prepare for another epoch, and have its first result reported."""
-        self.on_first, self._first_at, self._items_after_first = on_first, None, 0
+        """Prepare for another epoch, whose record follows, and have its first result reported."""
+        self.epochs = self.finished_epochs()
+        self.on_first, self._first_at, self._items, self._items_after_first = on_first, None, 0, 0
         self._next = None
 
     def change(self, epoch: int, on_first: Callable[[float], None]) -> None:
@@ -235,6 +238,7 @@ class Collected:
             self.elapsed_s = now - began_at
         self.went_on(now)
         self.last_at = now
+        self._items += items
         if self._first_at is None:
             self._first_at = now
         else:
@@ -245,6 +249,13 @@ class Collected:
         on_first, self.on_first = self.on_first, None
         if on_first is not None:
             on_first(now)
+
+    def finished_epochs(self) -> list[EpochRecord]:
+        """Return the records of all epochs, the last one with what has been measured of it."""
+        if not self.epochs:
+            return []
+        *before, last = self.epochs
+        return [*before, replace(last, items=self._items, steady_items_per_s=self.steady_items_per_s)]
 
     @property
     def steady_items_per_s(self) -> float | None:

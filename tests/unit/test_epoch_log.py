@@ -14,8 +14,9 @@ from pipeedge.run.under_way import DataProgress
 from pipeedge.serve.watching import EpochState, PipelineWatch
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
-FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=())
-BETTER: Any = SimpleNamespace(schedule=SCHEDULE, cause="host b is twice as slow", lost=())
+FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
+FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=(), prediction=FORETOLD)
+BETTER: Any = SimpleNamespace(schedule=SCHEDULE, cause="host b is twice as slow", lost=(), prediction=None)
 
 
 def batch(number: int) -> Microbatch:
@@ -40,3 +41,29 @@ def test_a_change_while_nothing_is_asked_costs_no_time(fed_at: float, waited_s: 
     assert collected.epochs[-1].filling_s == waited_s
     assert f"whose result came {waited_s:.2f} s after" in lines[-1]
     assert watch.epoch == EpochState(number=2)
+
+
+def test_each_epoch_is_measured_beside_its_own_prediction() -> None:
+    progress = DataProgress()
+    context: Any = SimpleNamespace(warn=lambda _line: None)
+    turns: Any = SimpleNamespace(stopped_at=0.0)
+    log = EpochLog(context, progress, turns, None, None)
+    log.prepared(1, FIRST)
+    log.runs()
+    under_way, collected = progress.under_way, progress.collected
+    under_way.begin(0.0)
+
+    def results(numbers: range, seconds: float, *, epoch: int) -> None:
+        for number in numbers:
+            under_way.feed(number, batch(number), number * seconds)
+            collected.came(number * seconds, 0.0, number * seconds, 8, epoch=epoch)
+            under_way.wrote(number)
+
+    results(range(5), 2.0, epoch=1)  # 4 items/s, although 40 were predicted
+    log.stopped(dropped=False)
+    log.prepared(2, BETTER)
+    log.runs()
+    results(range(5, 8), 4.0, epoch=2)
+    first, second = collected.finished_epochs()
+    assert (first.items, first.predicted_items_per_s, first.steady_items_per_s) == (40, 40.0, 4.0)
+    assert (second.items, second.predicted_items_per_s, second.steady_items_per_s) == (24, None, 2.0)

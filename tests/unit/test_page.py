@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from mutations import rounds
 from saved_reports import poisoned, recovered_epochs, simulated_body, through_json
 
 from pipeedge.base.errors import RequestError
-from pipeedge.observe.records import ReplanRecord
+from pipeedge.observe.records import EpochRecord, ReplanRecord
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.report import (
     compare_lines,
@@ -32,7 +33,7 @@ from pipeedge.report import (
 from pipeedge.report.bottleneck import Part
 from pipeedge.report.charts import Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
-from pipeedge.report.epochs import epochs_body, replans_body
+from pipeedge.report.epochs import epoch_lines, epochs_body, replans_body
 from pipeedge.report.gantt import coarsened, to_data
 from pipeedge.report.main import ReportRequest, make_report, parse_report
 from pipeedge.report.render import gantt_section
@@ -396,6 +397,81 @@ def test_epochs_are_shown_if_a_failure_was_survived() -> None:
     body["epochs"] = body["epochs"][:1]
     undisturbed = Page(render_run(read_run(through_json(body), "run.json")))
     assert "epochs" not in undisturbed.sections
+
+
+def several_epochs() -> dict[str, Any]:
+    """Return a report of three epochs on four ranks; the last one is drawn on the lanes of the run."""
+    body = simulated_body([1.0, 1.6])
+    body["epochs"] = epochs_body(foretold_epochs())
+    body["schedule"] = body["epochs"][-1]["schedule"]
+    spans = (
+        Span(0, "epoch 1, stage 0", ThreadState.COMPUTE, 0.0, 9.75),
+        Span(2, "epoch 1, stage 2", ThreadState.WAIT_INPUT, 0.0, 9.75),
+        Span(0, "epoch 2, stage 0", ThreadState.RECOVER, 9.75, 10.5),
+        Span(0, "epoch 2, stage 0", ThreadState.COMPUTE, 10.5, 18.0),
+        Span(0, "stage 0", ThreadState.RECOVER, 18.0, 20.0),
+        Span(0, "stage 0", ThreadState.COMPUTE, 20.0, 40.0),
+        Span(3, "stage 1", ThreadState.COMPUTE, 20.0, 40.0),
+    )
+    for stage in body["stages"]:
+        del stage["seconds"]
+    body["timeline"] = Timeline(40.0, spans).to_body()
+    body["series"] = [
+        {"stage": 0, "rank": 0, "epoch": epoch, "t_s": [start, start + 1], "items_per_s": [rate, rate]}
+        for epoch, start, rate in ((3, 21.0, 8.0), (1, 1.0, 4.0))
+    ]
+    return body
+
+
+def foretold_epochs() -> list[EpochRecord]:
+    first, second, third = recovered_epochs()
+    return [
+        replace(first, predicted_items_per_s=40.0, steady_items_per_s=10.0),
+        replace(second, predicted_items_per_s=30.0),
+        replace(third, predicted_items_per_s=8.0, steady_items_per_s=7.9),
+    ]
+
+
+def test_the_time_of_each_epoch_is_accounted_for_and_then_summed_up() -> None:
+    run = read_run(through_json(several_epochs()), "run.json")
+    shown = Page(render_run(run)).sections["times"]
+    for expected in ("epoch 1, 9.75 s", "epoch 2, 8.25 s", "epoch 3, 22 s", "all epochs, 40 s"):
+        assert expected in shown, expected
+    assert "Nothing was recorded of stage 1 on rank 1, layers 5–8, whose rank was lost." in shown
+    assert [one.stages[0].seconds for one in run.epochs] == [
+        {"compute": pytest.approx(9.75)},
+        {"recover": pytest.approx(0.75), "compute": pytest.approx(7.5)},
+        {"recover": pytest.approx(2.0), "compute": pytest.approx(20.0)},
+    ]
+    table = shown[shown.index("sum") :]  # bars come first, then the table
+    (whole,) = re.findall(r"all epochs.*?rank 0\s*(.*?)rank 2", table, re.DOTALL)
+    assert "37.2 s" in whole  # computing: 9.75 + 7.5 + 20
+    assert "2.75 s" in whole  # two recoveries
+
+
+def test_each_epoch_is_compared_with_its_own_plan() -> None:
+    page = Page(render_run(read_run(through_json(several_epochs()), "run.json")))
+    said = page.sections["predicted"]
+    assert "throughput of epoch 1, full pipeline40 items/s10 items/s-75.0 %" in said
+    assert "throughput of epoch 3, full pipeline8 items/s7.9 items/s" in said
+    assert "epoch 2" not in said  # a failure came before its second result
+    assert "-75.0 %" in page.sections["epochs"]
+    (line,) = (line for line in epoch_lines(foretold_epochs()) if "predicted" in line)
+    assert line == "epoch 1 was predicted to reach 40 items/s, measured 10 (-75.0%)"
+
+
+def test_curves_begin_with_the_first_epoch() -> None:
+    page = render_run(read_run(through_json(several_epochs()), "run.json"))
+    chart = page[page.index("Throughput of each stage") :]
+    parts = re.findall(r'points="([^"]+)"', chart[: chart.index("</figure>")])
+    assert len(parts) == 2  # one curve, with a gap between the epochs
+    assert float(parts[0].split(",")[0]) < float(parts[1].split(",")[0])
+
+
+def test_the_bottleneck_is_that_of_the_last_epoch() -> None:
+    found = find_bottleneck(read_run(through_json(several_epochs()), "run.json"))
+    assert found is not None
+    assert found.line.startswith("In epoch 3, the last one: Stage 0 on rank 0, layers 1–4: it works 100%")
 
 
 def test_better_plans_are_shown_with_their_gains() -> None:

@@ -102,21 +102,51 @@ def test_fill_drain_and_waits_have_their_names() -> None:
     assert Timeline.from_body(json.loads(json.dumps(timeline.to_body()))).length_s == 0.01
 
 
-def test_epochs_that_have_ended_have_lanes_of_their_own_without_bubbles() -> None:
-    todo = [[3000, 0, 1000, 0, 500]]
-    lane, _ = played(todo, capacity=16, began_us=0)
+SCHEDULE = Schedule.from_partition([1, 2, 3, 4])
+
+
+def test_each_epoch_has_lanes_and_bubbles_of_its_own() -> None:
+    """The run fails after 6 ms; the plan is there after 1 ms, and its layers after 2 more."""
     link = LinkRecord(LaneId.link(0), 1, (Transfer(0, 8, 0.004, 0.0045),))
+    lane, _ = played([[3000, 0, 1000, 0, 500]], capacity=16, began_us=0)
     told = recording(lane.record(lambda ours: ours))
-    timeline = assemble([], 0.0, 0.01, [replace(told, links=(link,), epoch=1)])
+    later, _ = played([[1000, 0, 2000, 0, 0]], capacity=16, began_us=9000)
+    last = replace(recording(later.record(lambda ours: ours)), epoch=2)
+    epochs = [EpochRecord(1, SCHEDULE, 0.0), EpochRecord(2, SCHEDULE, 0.009, "lost", (1,), 0.001, 0.002)]
+    timeline = assemble([last], 0.0, 0.02, [replace(told, links=(link,), epoch=1)], epochs)
     assert [(span.lane, span.doing, round(span.start_s, 6)) for span in timeline.spans] == [
+        ("stage 0", ThreadState.RECOVER, 0.006),
+        ("stage 0", ThreadState.FILL, 0.009),
+        ("stage 0", ThreadState.COMPUTE, 0.01),
+        ("stage 0", ThreadState.DRAIN, 0.012),
+        ("epoch 1, stage 0", ThreadState.FILL, 0.0),
         ("epoch 1, stage 0", ThreadState.COMPUTE, 0.003),
         ("epoch 1, stage 0", ThreadState.WAIT_LINK, 0.004),
+        ("epoch 1, stage 0", ThreadState.DRAIN, 0.0045),
         ("epoch 1, stage 0 link", ThreadState.SEND, 0.004),
     ]
-    schedule = Schedule.from_partition([1, 2, 3, 4])
-    events = trace_events(timeline, schedule, 0, [EpochRecord(1, schedule, 0.0)])["traceEvents"]
+    accounted = sum(sum(timeline.seconds(0, lane).values()) for lane in ("stage 0", "epoch 1, stage 0"))
+    assert accounted == pytest.approx(timeline.length_s)
+    events = trace_events(timeline, SCHEDULE, 0, epochs[:1])["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert names == {"epoch 1, stage 0", "epoch 1, stage 0 link", "epoch 1, from stage 0"}
+    assert names == {"stage 0", "epoch 1, stage 0", "epoch 1, stage 0 link", "epoch 1, from stage 0"}
+
+
+def test_a_change_of_the_plan_takes_over_on_each_lane_where_the_epoch_before_ends() -> None:
+    before, clock = played([[0, 0, 1000, 0, 0], [0, 0, 1000, 0, 0]], capacity=16, began_us=0)
+    after, _ = played([[500, 0, 2000, 0, 0]], capacity=16, began_us=round(clock.now * 1e6))
+    told = [
+        replace(recording(one.record(lambda ours: ours)), epoch=n) for n, one in ((1, before), (2, after))
+    ]
+    # The change counts from the first result, which comes later.
+    epochs = [EpochRecord(1, SCHEDULE, 0.0), EpochRecord(2, SCHEDULE, 0.006, "slow", filling_s=0.001)]
+    timeline = assemble(told[1:], 0.0, 0.0045, told[:1], epochs)
+    assert [(span.lane, span.doing, round(span.start_s, 6)) for span in timeline.spans] == [
+        ("stage 0", ThreadState.FILL, 0.002),
+        ("stage 0", ThreadState.COMPUTE, 0.0025),
+        ("epoch 1, stage 0", ThreadState.COMPUTE, 0.0),
+        ("epoch 1, stage 0", ThreadState.COMPUTE, 0.001),
+    ]
 
 
 def test_a_feeder_starts_with_work_not_filling() -> None:
