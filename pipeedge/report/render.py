@@ -284,7 +284,8 @@ def _in_sum(run: SavedRun) -> _TimeGroup:
     """Return the time of each rank in all epochs."""
     group = _TimeGroup("all epochs", (), run.length_s or 0.0)
     sums: dict[str, dict[str, float]] = {}
-    for stage in (stage for one in run.epochs for stage in one.stages):
+    stages = [stage for one in run.epochs for stage in one.stages]
+    for stage in sorted(stages, key=lambda stage: stage.rank):
         total = sums.setdefault(stage.place, {})
         for doing, seconds in (stage.seconds or {}).items():
             total[doing] = total.get(doing, 0.0) + seconds
