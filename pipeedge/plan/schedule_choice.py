@@ -11,7 +11,7 @@ A dry run is to answer at once, so what only some of these need is imported wher
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeedge.base.shapes import shapes_bytes
 from pipeedge.base.wording import count
 from pipeedge.compress.sizes import wire_shapes
 from pipeedge.models.outline import Outline
+from pipeedge.plan.after_loss import Survivor, keep_layers, smallest_change
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CompressionRequest, ScheduleRequest
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
     from pipeedge.plan.problem import Problem
     from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
 
-__all__ = ["CutModel", "PlannedSchedule", "check_schedule", "plan_schedule", "scheduler_request"]
+__all__ = [
+    "CutModel",
+    "PlannedSchedule",
+    "check_schedule",
+    "plan_after_loss",
+    "plan_schedule",
+    "scheduler_request",
+]
 
 CutModel: TypeAlias = "Outline | ListedModel"
 """A model, as far as planning needs it: one that can run here, or one that only ``models.yml`` knows."""
@@ -119,6 +127,57 @@ def plan_schedule(
     if request.links.quant_bits is not None:
         planned = _compressed(planned, request, model, request.links.quant_bits)
     return _adaptable(planned, request.links.compression)
+
+
+def plan_after_loss(
+    request: RunRequest,
+    model: CutModel,
+    before: Schedule,
+    survivors: Sequence[Survivor],
+    layer_bytes: Callable[[Schedule], Sequence[float]],
+    *,
+    tokens: int | None = None,
+    eight_bit: bool = True,
+) -> PlannedSchedule | str:
+    """Return the schedule for the ranks that are left, or the reason why there is none.
+
+    Args:
+        request: request of rank 0, with the microbatch size that the run has.
+        model: the model.
+        before: the schedule before the loss.
+        survivors: ranks that are left.
+        layer_bytes: returns the bytes of the weights of each layer, in the number types of a schedule.
+        tokens: tokens of the longest sentence; None for images.
+        eight_bit: whether pictures are sent as bytes.
+
+    Raises:
+        PipeEdgeError: the scheduler finds none.
+    """
+    if not request.schedule.automatic:
+        found = smallest_change(before, survivors, layer_bytes(before))
+        return found if isinstance(found, str) else PlannedSchedule(found)
+    ranks = frozenset(one.rank for one in survivors)
+    planned = plan_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
+    groups = _interchangeable(request, survivors)
+    kept = keep_layers(planned.schedule, groups, layer_bytes(planned.schedule))
+    return PlannedSchedule(kept, planned.prediction)
+
+
+def _interchangeable(request: RunRequest, survivors: Sequence[Survivor]) -> list[list[Survivor]]:
+    """Return the ranks of each kind of host, without the data rank, whose own work counts."""
+    wanted = request.schedule
+    if wanted.dev_file is None or wanted.dev_neighbors_file is not None:
+        return []  # the links of each host are its own
+    from pipeedge.plan.spec_files import read_files
+
+    devices = read_files(devices=wanted.dev_file).devices
+    names = wanted.hosts or tuple(map(str, range(request.world.size)))
+    kinds: dict[str, list[Survivor]] = {}
+    for one in survivors:
+        for kind, hosts in devices.items():
+            if names[one.rank] in hosts and one.rank != wanted.data_rank:
+                kinds.setdefault(kind, []).append(one)
+    return list(kinds.values())
 
 
 def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:

@@ -24,7 +24,7 @@ the other is computed, all of its nodes at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -209,11 +209,38 @@ class SimulatedRun:
         Args:
             ranks: rank of each stage.
         """
-        recordings = []
+        return assemble(self.recordings(ranks), 0.0, self.length_s)
+
+    def recordings(
+        self,
+        ranks: Sequence[int],
+        *,
+        epoch: int = 0,
+        since_s: float = 0.0,
+        until_s: Callable[[int], float] = lambda _rank: math.inf,
+    ) -> list[Recording]:
+        """Return what the ranks would have recorded of the stages in ``drawn`` and of their outgoing links.
+
+        Args:
+            ranks: rank of each stage.
+            epoch: number of the epoch, or 0 in a run that has none.
+            since_s: beginning of the epoch, in seconds from the beginning of the run.
+            until_s: returns the end of a rank's part in it, in seconds from the beginning of the run.
+        """
+        found = []
         for stage in self.drawn:
-            link = () if self.model.links[stage + 1].in_memory else (self._link_record(stage),)
-            recordings.append(Recording(ranks[stage], "", (self._lane_record(stage),), link))
-        return assemble(recordings, 0.0, self.length_s)
+            left_s = until_s(ranks[stage]) - since_s
+            link = (
+                () if self.model.links[stage + 1].in_memory else (self._link_record(stage, since_s, left_s),)
+            )
+            lane = self._lane_record(stage, since_s, left_s)
+            found.append(Recording(ranks[stage], "", (lane,), link, epoch=epoch))
+        return found
+
+    def posted(self, stage: int) -> _Seconds:
+        """Return the moments at which each output of a stage in ``drawn`` was on its link."""
+        room: _Seconds = self._moments.room[self._moments.nodes.index(stage + 1)]
+        return room + self.model.stages[stage].send_s
 
     def windows(self, stage: int, points: int) -> Iterator[tuple[float, float, float]]:
         """Yield the output of a stage in ``drawn`` as windows: start, end (seconds) and microbatches.
@@ -225,8 +252,7 @@ class SimulatedRun:
             points: maximum number of windows.
         """
         row = self._moments.nodes.index(stage + 1)
-        costs, count = self.model.stages[stage], self.model.microbatches
-        posted = self._moments.room[row] + costs.send_s
+        count, posted = self.model.microbatches, self.posted(stage)
         size, since = -(-count // points), float(self._moments.taken[row, 0])
         for first in range(0, count, size):
             stop = min(count, first + size)
@@ -235,7 +261,8 @@ class SimulatedRun:
                 yield since, until, stop - first - (1 - self.model.last_fraction) * (stop == count)
             since = until
 
-    def _lane_record(self, stage: int) -> LaneRecord:
+    def _lane_record(self, stage: int, since_s: float, left_s: float) -> LaneRecord:
+        """Return the lane of a stage, which begins at ``since_s`` and ends ``left_s`` later at the latest."""
         costs = self.model.stages[stage]
         row = self._moments.nodes.index(stage + 1)
         moments = zip(self._moments.taken[row].tolist(), self._moments.room[row].tolist(), strict=True)
@@ -244,31 +271,49 @@ class SimulatedRun:
             share = self.model.last_fraction if number == self.model.microbatches - 1 else 1.0
             work = tuple(seconds * share for seconds in (costs.decode_s, costs.compute_s, costs.encode_s))
             done, send = taken + sum(work), costs.send_s * share
-            seconds = (max(0.0, taken - free), *work, max(0.0, room - done), send)
-            rows.append(Row(number, 1, 0, 0, 0.0, free, seconds))
+            if free >= left_s:
+                break
+            seconds = _cut_off((max(0.0, taken - free), *work, max(0.0, room - done), send), left_s - free)
+            rows.append(Row(number, 1, 0, 0, 0.0, since_s + free, seconds))
             free = max(room, done) + send
         return LaneRecord(LaneId.stage(stage), _PHASES, 0.0, tuple(rows))
 
-    def _link_record(self, stage: int) -> LinkRecord:
+    def _link_record(self, stage: int, since_s: float, left_s: float) -> LinkRecord:
+        """Return the outgoing link of a stage, in an epoch as for ``_lane_record``."""
         row = self._moments.nodes.index(stage + 1)
-        posted = self._moments.room[row] + self.model.stages[stage].send_s
         transfers, free = [], 0.0
-        moments = zip(posted.tolist(), self._moments.arrived[row].tolist(), strict=True)
+        moments = zip(self.posted(stage).tolist(), self._moments.arrived[row].tolist(), strict=True)
         for number, (start, end) in enumerate(moments):
-            transfers.append(Transfer(number, 0, min(max(start, free), end), end))
+            if start >= left_s:
+                break
+            end = min(end, left_s)
+            transfers.append(Transfer(number, 0, since_s + min(max(start, free), end), since_s + end))
             free = end
         return LinkRecord(LaneId.link(stage), None, tuple(transfers))
 
 
-def simulate(model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS) -> SimulatedRun:
+def _cut_off(seconds: Sequence[float], left_s: float) -> tuple[float, ...]:
+    """Return the seconds of successive phases as far as they pass within ``left_s``."""
+    found = []
+    for each in seconds:
+        found.append(min(each, left_s))
+        left_s -= found[-1]
+    return tuple(found)
+
+
+def simulate(
+    model: PipelineModel, *, kept_moments: int = KEPT_MOMENTS, drawn: Collection[int] = ()
+) -> SimulatedRun:
     """Simulate a run of ``model``.
 
     Args:
         model: costs of the pipeline.
         kept_moments: maximum of stages times microbatches for which every moment is kept.
+        drawn: stages for which every moment is kept in any case.
     """
     count, stages = model.microbatches, len(model.stages)
-    wavefront = _Wavefront(model, _Moments.empty(_kept_nodes(stages, count, kept_moments), count))
+    nodes = sorted({*_kept_nodes(stages, count, kept_moments), *(1 + stage for stage in drawn)})
+    wavefront = _Wavefront(model, _Moments.empty(nodes, count))
     for diagonal in range(count + stages + 1):
         wavefront.step(diagonal)
     return wavefront.run()

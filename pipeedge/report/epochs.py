@@ -49,17 +49,21 @@ def epochs_body(epochs: Sequence[EpochRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def epoch_lines(epochs: Sequence[EpochRecord]) -> Iterator[str]:
+def epoch_lines(epochs: Sequence[EpochRecord], how: str = "measured") -> Iterator[str]:
     """Yield a line that sums up the failures that the run survived, then some for each; none without any.
 
     What was predicted of the last epoch is not among them, as it is compared in detail.
+
+    Args:
+        epochs: epochs of the run.
+        how: how their figures came about: ``measured`` or ``simulated``.
     """
     later = [one for one in epochs if one.cause]
     if not later:
         return
     lost_s, repeated = sum(one.lost_s for one in later), sum(one.repeated for one in later)
     yield f"{len(epochs)}: {lost_s:.2f} s without a new result, {_repeated(repeated)}"
-    yield from _predicted(epochs[0])
+    yield from _predicted(epochs[0], how)
     for one in later:
         stages = ", ".join(f"{plan.layers} on rank {plan.rank}" for plan in one.schedule.stages)
         yield f"{one.number} began after {one.started_s:.2f} s, with layers {stages}: {one.cause}"
@@ -68,15 +72,15 @@ def epoch_lines(epochs: Sequence[EpochRecord]) -> Iterator[str]:
             f"{one.filling_s:.2f} s to fill the pipeline; {_repeated(one.repeated)}"
         )
         if one is not epochs[-1]:
-            yield from _predicted(one)
+            yield from _predicted(one, how)
 
 
-def _predicted(epoch: EpochRecord) -> Iterator[str]:
+def _predicted(epoch: EpochRecord, how: str) -> Iterator[str]:
     """Yield a line that compares the throughput of an epoch with its own prediction, if both are known."""
     predicted, steady = epoch.predicted_items_per_s, epoch.steady_items_per_s
     if predicted and steady is not None:
         yield (
-            f"epoch {epoch.number} was predicted to reach {figure(predicted)} items/s, measured "
+            f"epoch {epoch.number} was predicted to reach {figure(predicted)} items/s, {how} "
             f"{figure(steady)} ({percent(steady / predicted - 1)})"
         )
 

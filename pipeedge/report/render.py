@@ -391,6 +391,10 @@ def _cost_tiles(run: SavedRun) -> list[_Tile]:
                 f"{si(sum(one.lost_s for one in later))}s without a new result, {repeated} computed again",
             )
         )
+    undisturbed_s, elapsed_s = run.figures.get("undisturbed_s"), run.figures.get("elapsed_s")
+    if undisturbed_s and elapsed_s:
+        detail = f"{undisturbed_s / elapsed_s - 1:+.1%} throughput; {si(undisturbed_s)}s without them"
+        found.append(("cost of the losses", f"{si(max(0.0, elapsed_s - undisturbed_s))}s", detail))
     for better in run.replans:
         gain, detail = f"{better.predicted_percent:+.0f}% predicted", better.why
         if better.measured_percent is not None:

@@ -74,6 +74,8 @@ class RunReport:
     """Better plans that were found while the run went on."""
     simulated: bool = False
     """Whether the figures were computed instead of measured."""
+    undisturbed_s: float | None = None
+    """Length in seconds of a simulated run without the losses that it has, or None if it has none."""
 
     @property
     def throughput_items_per_s(self) -> float:
@@ -126,6 +128,7 @@ class RunReport:
             "command": list(self.command),
             "versions": dict(self.versions),
             **({"simulated": True} if self.simulated else {}),
+            **({} if self.undisturbed_s is None else {"undisturbed_s": self.undisturbed_s}),
         }
 
     def _predicted(self) -> dict[str, Any]:
@@ -244,16 +247,23 @@ def print_report(
 
 
 def _summary_lines(report: RunReport) -> Iterator[str]:
+    how = "simulated" if report.simulated else "measured"
     yield (
         f"throughput  {figure(report.throughput_items_per_s)} items/s "
         f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
     )
-    for number, line in enumerate(epoch_lines(report.epochs)):
+    if report.undisturbed_s is not None and report.undisturbed_s > 0 and report.elapsed_s > 0:
+        undisturbed_s, lost = report.undisturbed_s, percent(report.undisturbed_s / report.elapsed_s - 1)
+        yield (
+            f"losses      cost {report.elapsed_s - undisturbed_s:.2f} s, {lost} throughput; without them "
+            f"{figure(report.items / undisturbed_s)} items/s ({undisturbed_s:.2f} s)"
+        )
+    for number, line in enumerate(epoch_lines(report.epochs, how)):
         yield f"{'' if number else 'epochs':<12}{line}"
     for number, line in enumerate(replan_lines(report.replans)):
         yield f"{'' if number else 're-planned':<12}{line}"
     if report.comparison is not None:
-        yield from _comparison_lines(report.comparison, "simulated" if report.simulated else "measured")
+        yield from _comparison_lines(report.comparison, how)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
     if bottleneck is not None and bottleneck.part in (Part.INPUT, Part.REQUESTS):
         yield f"bottleneck  {bottleneck.line}"

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.plan.after_loss import Survivor, keep_layers, smallest_change
+from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_after_loss
 from pipeedge.request.config import RunRequest
 
 __all__ = ["Held", "PlanAsMeasured", "describe", "name_stages", "plan_schedule_again"]
@@ -74,40 +74,19 @@ def plan_schedule_again(
         Survivor(rank, _room_bytes(told), None if hosts is None else hosts[rank], held.by(rank))
         for rank, told in sorted(facts.items())
     ]
-    if not request.schedule.automatic:
-        found = smallest_change(before.schedule, survivors, _layer_bytes(model, before.schedule))
-        return found if isinstance(found, str) else PlannedSchedule(found)
-    if as_measured is not None:
-        found_best = as_measured({one.rank: one.holds for one in survivors})
-        if found_best is not None:
-            return found_best
-    planned = plan_schedule(
+    if request.schedule.automatic and as_measured is not None:
+        found = as_measured({one.rank: one.holds for one in survivors})
+        if found is not None:
+            return found
+    return plan_after_loss(
         dataclasses.replace(request, microbatch_size=before.microbatch_size),
         model,
-        before.max_tokens,
+        before.schedule,
+        survivors,
+        lambda schedule: _layer_bytes(model, schedule),
+        tokens=before.max_tokens,
         eight_bit=before.pixel_table is not None,
-        ranks=frozenset(facts),
     )
-    groups = _interchangeable(request, survivors)
-    kept = keep_layers(planned.schedule, groups, _layer_bytes(model, planned.schedule))
-    return PlannedSchedule(kept, planned.prediction)
-
-
-def _interchangeable(request: RunRequest, survivors: Sequence[Survivor]) -> list[list[Survivor]]:
-    """Return the ranks of each kind of host, without the data rank, whose own work counts."""
-    wanted = request.schedule
-    if wanted.dev_file is None or wanted.dev_neighbors_file is not None:
-        return []  # the links of each host are its own
-    from pipeedge.plan.spec_files import read_files
-
-    devices = read_files(devices=wanted.dev_file).devices
-    names = wanted.hosts or tuple(map(str, range(request.world.size)))
-    kinds: dict[str, list[Survivor]] = {}
-    for one in survivors:
-        for kind, hosts in devices.items():
-            if names[one.rank] in hosts and one.rank != wanted.data_rank:
-                kinds.setdefault(kind, []).append(one)
-    return list(kinds.values())
 
 
 def _room_bytes(facts: Mapping[str, Any]) -> float:

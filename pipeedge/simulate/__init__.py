@@ -7,6 +7,7 @@
 
 options   the command line as a request
 cluster   the cost of each stage and link according to the profiles (pure)
+losses    a run that loses ranks: its epochs, and what each recovery costs
 session   the steps of a simulation, and the report of the simulated run
 main      the console script; ``python -m pipeedge.simulate`` is the same
 """

@@ -263,6 +263,10 @@ class SimulatedCluster:
         link = self.link(*ends)
         return SimulatedLink(size_bytes / link.bw_bytes_per_s, link.latency_s)
 
+    def layer_weights(self, stage: StagePlan, load: Workload) -> tuple[float, ...]:
+        """Return the bytes of each layer's weights on the host of ``stage``."""
+        return self.profile(stage, load).weights_of(load.model)
+
     def memory(self, stage: StagePlan, load: Workload) -> StageMemory:
         """Return the memory that ``stage`` needs, counting weights and buffers as ``sched-pipeline`` does."""
         _, device = self.type_of(host_of(stage))

@@ -6,13 +6,20 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
-from pipeedge.request.config import TRANSPORTS, ModelRequest, RunRequest, TransportRequest, WorldRequest
+from pipeedge.request.config import (
+    ENCRYPTED,
+    TRANSPORTS,
+    ModelRequest,
+    RunRequest,
+    TransportRequest,
+    WorldRequest,
+)
 from pipeedge.request.declared import (
     Check,
     Section,
@@ -30,10 +37,73 @@ from pipeedge.request.parsing import OneLineParser, add_common, dtype_names
 from pipeedge.request.profiled import ProfiledRequest
 from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
 
-__all__ = ["SimulationRequest", "parse_simulate"]
+__all__ = ["Loss", "RecoveryRequest", "SimulationRequest", "parse_simulate"]
 
 MAX_MICROBATCHES = 1_000_000
 _NOT_NEGATIVE = Check(lambda seconds: 0 <= seconds < math.inf, "must not be negative")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a rank."""
+
+    rank: int
+    at_s: float
+    """Seconds from the beginning of the run."""
+
+    def __str__(self) -> str:
+        return f"{self.rank}@{self.at_s:g}"
+
+
+def _loss(text: str) -> Loss:
+    """Parse ``RANK@SECONDS``."""
+    rank, _, seconds = text.partition("@")
+    try:
+        found = Loss(int(rank), float(seconds))
+    except ValueError:
+        found = Loss(-1, math.nan)
+    if not (found.rank >= 0 and 0 < found.at_s < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a loss: use RANK@SECONDS, for example 1@20")
+    return found
+
+
+@dataclass(frozen=True)
+class RecoveryRequest:
+    """Seconds of the steps of a recovery after a loss."""
+
+    detect_s: float = option(
+        0.0,
+        "--detect-s",
+        type=float,
+        metavar="S",
+        check=_NOT_NEGATIVE,
+        help="with --lose: seconds until a loss is noticed: 0 for a process that ends; for a host that falls "
+        "silent, the --timeout of the run less 3 ({default})",
+    )
+    plan_s: float = option(
+        0.1,
+        "--plan-s",
+        type=float,
+        metavar="S",
+        check=_NOT_NEGATIVE,
+        help="with --lose: seconds until the others have stopped and the new plan is known ({default})",
+    )
+    load_mb_per_s: float = option(
+        100.0,
+        "--load-MBps",
+        type=float,
+        metavar="N",
+        check=Check(lambda rate: 0 < rate < math.inf, "must be above 0"),
+        help="with --lose: MB of weights that a rank loads per second ({default})",
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def load_bytes_per_s(self) -> float:
+        """Bytes of weights that a rank loads per second."""
+        return self.load_mb_per_s * 1e6
 
 
 @dataclass(frozen=True)
@@ -123,6 +193,15 @@ class SimulationRequest(ProfiledRequest):
         check=_NOT_NEGATIVE,
         help="seconds to write the results of a microbatch ({default})",
     )
+    losses: tuple[Loss, ...] = option(
+        (),
+        "--lose",
+        type=_loss,
+        action="append",
+        metavar="RANK@SECONDS",
+        help="let the run lose a rank after so many seconds, and go on without it; may be repeated (none)",
+    )
+    recovery: RecoveryRequest = field(default_factory=RecoveryRequest)
     report: Path | None = option_like(
         OutputRequest, "report", help="write a report as of a run: .json, or .html for a page"
     )
@@ -130,6 +209,13 @@ class SimulationRequest(ProfiledRequest):
     def __post_init__(self) -> None:
         check_options(self)
         self.microbatches(self.microbatch_size)
+        if self.losses and not self.transport.startswith(ENCRYPTED):
+            raise RequestError(
+                f"--lose needs --transport {ENCRYPTED} or {ENCRYPTED}-tls: over {self.transport}, a run ends "
+                "with the first rank that it loses"
+            )
+        if self.recovery != RecoveryRequest() and not self.losses:
+            raise RequestError("--detect-s, --plan-s and --load-MBps have an effect only with --lose")
 
     @property
     def codec_bytes_per_s(self) -> float | None:
@@ -213,6 +299,7 @@ SECTIONS = (
             *options_of(SimulationRequest, "codec_mb_per_s", "read_s", "write_s"),
         ),
     ),
+    Section("losses", (*options_of(SimulationRequest, "losses"), *options_of(RecoveryRequest))),
     Section("output", options_of(SimulationRequest, "report")),
 )
 """Options of ``pipeedge-simulate`` in the order of ``--help``."""
@@ -225,7 +312,9 @@ def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
         RequestError: an option or a value is invalid.
         SystemExit: after ``--help`` or ``--version``.
     """
-    return SimulationRequest(**given(simulate_parser().parse_args(argv), SimulationRequest))
+    arguments = simulate_parser().parse_args(argv)
+    recovery = RecoveryRequest(**given(arguments, RecoveryRequest))
+    return SimulationRequest(**given(arguments, SimulationRequest), recovery=recovery)
 
 
 def simulate_parser() -> argparse.ArgumentParser:

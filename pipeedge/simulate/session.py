@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,19 +13,22 @@ from rich.console import Console
 import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
-from pipeedge.base.schedule import Schedule
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import count
 from pipeedge.models.registry import find_outline
+from pipeedge.observe.assembly import assemble
 from pipeedge.observe.metrics import Latency, StageStats
+from pipeedge.observe.timeline import Span, ThreadState, Timeline
 from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.schedule_choice import CutModel, PlannedSchedule, plan_schedule
+from pipeedge.plan.schedule_choice import CutModel, PlannedSchedule, plan_after_loss, plan_schedule
 from pipeedge.plan.simulation import SimulatedRun, simulate
 from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
 from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.request.config import MAX_WORLD
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
+from pipeedge.simulate.losses import LossyRun, SimulatedEpoch, simulate_epochs
 from pipeedge.simulate.options import SimulationRequest
 
 __all__ = ["FinishedSimulation", "run", "simulate_request"]
@@ -39,18 +43,34 @@ class FinishedSimulation:
 
     cluster: SimulatedCluster
     load: Workload
-    planned: PlannedSchedule
-    """Schedule, and what the scheduler promised of it if it made it."""
     data_rank: int
     """Rank that reads the input and collects the results."""
-    outcome: SimulatedRun
+    epochs: tuple[SimulatedEpoch, ...]
+    """Epochs of the run; one unless ranks are lost."""
+    undisturbed_s: float
+    """Length of the run without a loss, in seconds."""
     notes: tuple[str, ...]
     """Warnings for the user, one line each."""
 
     @property
+    def planned(self) -> PlannedSchedule:
+        """Last schedule, and what the scheduler promised of it if it made it."""
+        return self.epochs[-1].planned
+
+    @property
+    def outcome(self) -> SimulatedRun:
+        """Simulation of the last epoch."""
+        return self.epochs[-1].run
+
+    @property
     def schedule(self) -> Schedule:
-        """Schedule of the run."""
+        """Last schedule."""
         return self.planned.schedule
+
+    @property
+    def length_s(self) -> float:
+        """Length of the run in seconds."""
+        return self.epochs[-1].since_s + self.epochs[-1].length_s
 
     @property
     def memory(self) -> list[StageMemory]:
@@ -59,7 +79,7 @@ class FinishedSimulation:
 
     def report(self) -> RunReport:
         """Return the report in the form of a real run's."""
-        run, load = self.outcome, self.load
+        load, lossy = self.load, len(self.epochs) > 1
         return RunReport(
             model=load.model_name,
             schedule=self.schedule,
@@ -67,15 +87,20 @@ class FinishedSimulation:
             microbatches=load.microbatches,
             microbatch_size=load.microbatch_size,
             startup_s=0.0,
-            elapsed_s=run.length_s,
-            latency=Latency.of(run.latencies_s.tolist()),
+            elapsed_s=self.length_s,
+            latency=Latency.of(self._latencies_s()),
             accuracy=None,
             stages=[self._stats(stage) for stage in range(len(self.schedule.stages))],
             skipped=(),
             prediction=self.planned.prediction,
             simulated=True,
-            steady_items_per_s=_steady(run, load),
+            undisturbed_s=self.undisturbed_s if lossy else None,
+            steady_items_per_s=self.epochs[-1].record.steady_items_per_s,
+            epochs=[one.record for one in self.epochs] if lossy else (),
         )
+
+    def _latencies_s(self) -> list[float]:
+        return [seconds for one in self.epochs for seconds in one.latencies_s]
 
     def _stats(self, stage: int) -> StageStats:
         run, plan = self.outcome, self.schedule.stages[stage]
@@ -105,47 +130,65 @@ class FinishedSimulation:
 
     def to_body(self, command: Sequence[str]) -> dict[str, Any]:
         """Return the report as it is saved, with the fields that only a simulation has."""
-        run, ranks = self.outcome, self.schedule.ranks
-        body = self.report().to_body()
+        report = self.report()
+        body = report.to_body()
+        last = self.epochs[-1].record
+        recovery = {ThreadState.RECOVER.value: last.waiting_s + last.preparing_s} if last.cause else {}
         for stage, (entry, memory) in enumerate(zip(body["stages"], self.memory, strict=True)):
-            entry["seconds"] = {activity.value: seconds for activity, seconds in run.seconds(stage).items()}
+            spent = self.outcome.seconds(stage).items()
+            entry["seconds"] = recovery | {activity.value: seconds for activity, seconds in spent}
             entry["memory_mb"] = {
                 "weights": memory.weights / BYTES_PER_MB,
                 "buffers": memory.buffers / BYTES_PER_MB,
                 "working": memory.working / BYTES_PER_MB,
                 "available": memory.available / BYTES_PER_MB,
             }
+        *earlier, now = [
+            one.run.recordings(
+                one.planned.schedule.ranks,
+                epoch=one.record.number if report.epochs else 0,
+                since_s=one.since_s,
+                until_s=one.until_s,
+            )
+            for one in self.epochs
+        ]
+        timeline = assemble(now, 0.0, self.length_s, [each for one in earlier for each in one], report.epochs)
+        lost_s = {rank: at for one in self.epochs for rank, at in (one.lost_s or {}).items()}
+        spans = (_cut_off(span, lost_s.get(span.rank, math.inf)) for span in timeline.spans)
+        timeline = Timeline(timeline.length_s, tuple(span for span in spans if span is not None))
         return body | {
             "data_rank": self.data_rank,
-            "timeline": run.timeline(ranks).to_body(),
-            "series": [self._series(stage) for stage in run.drawn[:_SERIES]],
-            "latencies_s": run.latencies_s.tolist(),
+            "timeline": timeline.to_body(),
+            "series": [self._series(one, stage) for one in self.epochs for stage in one.run.drawn[:_SERIES]],
+            "latencies_s": self._latencies_s(),
             "command": list(command),
             "versions": {"pipeedge": pipeedge.__version__},
             "notes": list(self.notes),
         }
 
-    def _series(self, stage: int) -> dict[str, Any]:
-        """Return the throughput of one stage over time, in the form of a real run's."""
-        plan, link = self.schedule.stages[stage], self.outcome.model.links[stage + 1]
+    def _series(self, epoch: SimulatedEpoch, stage: int) -> dict[str, Any]:
+        """Return the throughput of one stage in an epoch over time, in the form of a real run's."""
+        plan, link = epoch.planned.schedule.stages[stage], epoch.run.model.links[stage + 1]
         size = 0 if link.in_memory else self.load.sent_bytes(plan)
         busy_s = link.wire_s + link.latency_s
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("t_s", "items_per_s", "bytes_per_s", "link_bytes_per_s", "bits")
         }
-        for since, until, passed in self.outcome.windows(stage, _POINTS):
-            columns["t_s"].append(until)
+        for since, until, passed in epoch.run.windows(stage, _POINTS):
+            if epoch.since_s + until > epoch.until_s(plan.rank):
+                break
+            columns["t_s"].append(epoch.since_s + until)
             columns["items_per_s"].append(passed * self.load.microbatch_size / (until - since))
             columns["bytes_per_s"].append(passed * size / (until - since))
             columns["link_bytes_per_s"].append(size / busy_s if busy_s else None)
             columns["bits"].append(plan.quant_bits or 8 * ELEMENT_BYTES[plan.dtype])
-        return {"stage": stage, "rank": plan.rank, **columns}
+        number = {"epoch": epoch.record.number} if len(self.epochs) > 1 else {}
+        return {"stage": stage, "rank": plan.rank, **number, **columns}
 
 
-def _steady(run: SimulatedRun, load: Workload) -> float | None:
-    """Return the items per second from the first result to the last, or None for a single microbatch."""
-    seconds = float(run.result_at[-1] - run.result_at[0])
-    return (load.items - load.microbatch_size) / seconds if seconds > 0 else None
+def _cut_off(span: Span, until_s: float) -> Span | None:
+    """Return what a rank did in a span before it was lost, or None if that was after its loss."""
+    return replace(span, end_s=min(span.end_s, until_s)) if span.start_s < until_s else None
 
 
 def simulate_request(request: SimulationRequest) -> FinishedSimulation:
@@ -180,8 +223,47 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     data_host = names[data_rank]
     if not as_run.schedule.automatic:  # otherwise the plan does without it, and says so
         cluster.type_of(data_host)
-    run = simulate(cluster.pipeline(planned.schedule, data_host if cluster.knows(data_host) else None, load))
-    found = FinishedSimulation(cluster, load, planned, data_rank, run, notes=())
+
+    def simulated(schedule: Schedule, items: int, drawn: Sequence[int] = ()) -> SimulatedRun:
+        known = data_host if cluster.knows(data_host) else None
+        return simulate(cluster.pipeline(schedule, known, replace(load, items=items)), drawn=drawn)
+
+    def layer_bytes(schedule: Schedule) -> list[float]:
+        return [
+            weights
+            for stage in schedule.stages
+            for weights in cluster.layer_weights(stage, load)[stage.layers.start : stage.layers.stop]
+        ]
+
+    def load_bytes(schedule: Schedule, number: int, held: LayerRange | None) -> float:
+        weights, layers = layer_bytes(schedule), schedule.stages[number].layers
+        return sum(
+            weights[layer]
+            for layer in range(layers.start, layers.stop)
+            if held is None or not held.start <= layer < held.stop
+        )
+
+    world = LossyRun(
+        items=load.items,
+        microbatch_size=load.microbatch_size,
+        ranks=len(names),
+        data_rank=data_rank,
+        simulate=simulated,
+        plan=lambda before, survivors: plan_after_loss(
+            replace(as_run, microbatch_size=load.microbatch_size),
+            model,
+            before,
+            survivors,
+            layer_bytes,
+            tokens=request.tokens,
+        ),
+        room_bytes=lambda rank: cluster.type_of(names[rank])[1].mem_bytes,
+        host=lambda rank: names[rank] if named else None,
+        load_bytes=load_bytes,
+    )
+    epochs = tuple(simulate_epochs(world, planned, request.losses, request.recovery))
+    undisturbed_s = epochs[0].run.length_s
+    found = FinishedSimulation(cluster, load, data_rank, epochs, undisturbed_s, notes=())
     return replace(found, notes=(*planned.notes, *_notes(found, request)))
 
 

@@ -309,6 +309,28 @@ def a_cluster_has_too_many_ranks(patch: Patch) -> str:
     return refused(lambda: simulate_request(parse_simulate(line.split())))
 
 
+def lossy(line: str) -> str:
+    """Return the refusal of a simulated run of two boards, each with memory for a part of the model."""
+    schedule(kind=KIND | {"mem_MB": 5})
+    line = f"-m m -sm m.yml -sdt t.yml -sd d.yml -u 8 --lose {line}"
+    return refused(lambda: simulate_request(parse_simulate(line.split())))
+
+
+@says("--lose needs --transport tcp or tcp-tls: over p2p, a run ends with the first rank that it loses")
+def a_simulated_run_cannot_lose_a_rank(patch: Patch) -> str:
+    return lossy("1@40")
+
+
+@says("--lose 0@40: the run ends there, because rank 0 makes the plans; name another rank")
+def a_simulated_run_loses_rank_0(patch: Patch) -> str:
+    return lossy("0@40 --transport tcp -b 640")
+
+
+@says("--lose 1@40: the run ends there, because nothing fits without it: …")
+def a_simulated_run_loses_too_much(patch: Patch) -> str:
+    return lossy("1@40 --transport tcp -b 640")
+
+
 # --- profiling ------------------------------------------------------------------------------------
 
 

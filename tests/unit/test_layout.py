@@ -64,7 +64,7 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
            links link_work review examine main __main__
 auction    market ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
-simulate   cluster options session main __main__
+simulate   cluster options losses session main __main__
 cli        commands fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""
