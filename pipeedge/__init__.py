@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeedge.api.pipeline import Pipeline as Pipeline
 
+__all__ = ["Pipeline", "__version__"]
+
 __version__ = "0.1.0"
 
 
@@ -19,3 +21,8 @@ def __getattr__(name: str) -> object:
     if name == "Pipeline":
         return import_module("pipeedge.api.pipeline").Pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that the package offers, ``Pipeline`` before it is imported, too."""
+    return sorted({*globals(), *__all__})

@@ -11,20 +11,22 @@ to compute a small model. Nothing waits for company: a thing may depend on the a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from weakref import WeakSet
 
-from pipeedge.base.crew import Closed
+from pipeedge.base.crew import Closed, Threads
+from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
-from pipeedge.serve.pending import PendingAnswers
+from pipeedge.serve.pending import EndedError, PendingAnswers
 from pipeedge.serve.service import Service
 from pipeedge.transport.channel import Channel
 
-__all__ = ["answers_in_order"]
+__all__ = ["Sequences", "answers_in_order"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,41 @@ class _Failed:
     error: BaseException
 
 
+class Sequences:
+    """The sequences of questions that a pipeline answers."""
+
+    def __init__(self) -> None:
+        self.asking = Threads()
+        """Threads that prepare and ask; they end with the sequence, or with ``end``."""
+        self.reading = Threads()
+        """Threads that read; they may have to wait for the user's next value, for any time."""
+        self._open: WeakSet[_Questions] = WeakSet()
+        self._changing = threading.Lock()
+
+    def begin(self, questions: _Questions, values: Iterable[object]) -> None:
+        """Start the threads of a sequence."""
+        with self._changing:
+            self._open.add(questions)
+        self.reading.start("read", lambda: questions.read(values))
+        for number in range(read_threads()):
+            self.asking.start(f"ask {number}", questions.ask)
+
+    def end(self) -> None:
+        """Let all threads end, as the pipeline has; what was asked can still be taken."""
+        with self._changing:
+            left = list(self._open)
+        for questions in left:
+            questions.end()
+
+
 def answers_in_order(
-    service: Service, values: Iterable[object], *, group: int, ahead: int
+    service: Service,
+    values: Iterable[object],
+    *,
+    group: int,
+    ahead: int,
+    sequences: Sequences | None = None,
+    report: Callable[[PipeEdgeError], None] = lambda error: None,
 ) -> Iterator[ModelAnswer]:
     """Yield the answers to ``values``.
 
@@ -44,16 +79,17 @@ def answers_in_order(
         values: Things to ask about; may be endless, and may wait for their own answers.
         group: Largest number of things that are handed on together.
         ahead: Number of things that may be asked before the first of their answers is taken.
+        sequences: All sequences of the pipeline; this one becomes one of them.
+        report: Called with an error before it is raised.
 
     Raises:
         InputError: Something cannot be read, or does not fit the model; in its turn.
         PipeEdgeError: The pipeline has failed.
     """
     questions = _Questions(service, group, ahead)
-    threading.Thread(target=questions.read, args=(values,), name="read", daemon=True).start()
-    for number in range(read_threads()):
-        threading.Thread(target=questions.ask, name=f"ask {number}", daemon=True).start()
+    (sequences or Sequences()).begin(questions, values)
     taken: PendingAnswers | _Failed | None = None
+    failure = PipeEdgeError  # at Python's end, this iterator may be closed after its module was emptied
     over: SimpleQueue[PendingAnswers | _Failed | None] = SimpleQueue()
     threading.Thread(target=lambda: questions.close(over.get()), name="close", daemon=True).start()
     try:
@@ -61,6 +97,9 @@ def answers_in_order(
             if isinstance(taken, _Failed):
                 raise taken.error
             yield from taken
+    except failure as error:
+        report(error)
+        raise
     finally:
         # Another thread closes: the garbage collector may end this iterator in one that holds the queue's
         # lock, or when Python ends and no thread can be started.
@@ -116,8 +155,9 @@ class _Questions:
                     raise
                 except BaseException as error:  # raised where the answers are taken
                     failed = _Failed(error)
-                if failed is not None:  # the turn does not end, so nothing after it is asked
+                if failed is not None:  # nothing after it is asked
                     self.asked.put(failed)
+                    self._end_turns()
                     break
                 self._end_turn(len(values))
             else:
@@ -132,6 +172,11 @@ class _Questions:
             answers.cancel()
             raise
 
+    def end(self) -> None:
+        """Let all threads end, and the sequence with an error after what was asked."""
+        self._values.finish_with(_Failed(EndedError("the pipeline is ending and takes no further items")))
+        self.asked.unbound()
+
     def close(self, taken: PendingAnswers | _Failed | None) -> None:
         """Let all threads end, and give up what was asked.
 
@@ -140,9 +185,7 @@ class _Questions:
         """
         self._values.close()
         left = self.asked.close_and_take()
-        with self._turn:
-            self._closed = True
-            self._turn.notify_all()
+        self._end_turns()
         for answers in (taken, *left):
             if isinstance(answers, PendingAnswers):
                 answers.cancel()
@@ -164,6 +207,11 @@ class _Questions:
             self._turn.wait_for(lambda: self._closed or self._done == first)
             if self._closed:
                 raise Closed
+
+    def _end_turns(self) -> None:
+        with self._turn:
+            self._closed = True
+            self._turn.notify_all()
 
     def _end_turn(self, values: int) -> None:
         with self._turn:

@@ -4,21 +4,26 @@ with Pipeline(model) as pipeline:    rank 0 runs in a thread of this process, th
     pipeline(images)                 their own: started here, or anywhere with the same options
 
 caller ──item──> RequestQueue ──> [feed] ──> stages ──> [collect] ──> Future ──> caller
+
+Python ends the threads of a process wherever they are, which aborts it if one is in native code, and the
+other ranks would see a loss. So a pipeline that nobody has closed is closed before: its ranks say goodbye,
+and its threads end.
 """
 
 from __future__ import annotations
 
-import atexit
+import asyncio
 import io
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
@@ -26,8 +31,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from pipeedge.api.answering import answers_in_order
+from pipeedge.api.answering import Sequences, answers_in_order
 from pipeedge.api.ranks import LocalRanks
+from pipeedge.base.crew import Threads
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.machine import processors
 from pipeedge.data import DataEnds
@@ -36,10 +42,10 @@ from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
-from pipeedge.request.options import RuntimeCommand, parse_runtime
+from pipeedge.request.options import RuntimeCommand, options_given, parse_runtime
 from pipeedge.run.pipeline import run
-from pipeedge.serve.answers import ModelAnswer
-from pipeedge.serve.pending import EndedError
+from pipeedge.serve.answers import ModelAnswer, check_kind
+from pipeedge.serve.pending import AnswerFuture, EndedError
 from pipeedge.serve.requests import RequestQueue
 from pipeedge.serve.service import Service
 
@@ -59,14 +65,30 @@ image, or an array; or arrays by the names of the model's inputs.
 
 _IMAGE_DIMENSIONS = 3
 
+_SAID_BY = MappingProxyType(
+    {
+        "-m/--model-name": "model",
+        "-u/--ubatch-size": "microbatch_size",
+        "--max-waiting": "max_waiting",
+    }
+)
+"""Options that an argument of ``Pipeline`` stands for."""
+
 _CLOSING_S = 30.0
 """Seconds that a pipeline has to end after an exception, before its ranks are stopped."""
+_THREADS_S = 5.0
+"""Seconds that its threads have to end after it."""
+_READING_S = 1.0
+"""Seconds that Python's end waits for a thread that reads what the user gives, which may wait for ever."""
+_BEFORE_OTHERS = 100
+"""Priority among what ``multiprocessing`` does at the end of a process: before it waits for its children."""
 
 
 class Pipeline:
     """A model that runs in several processes, and answers one question after the other.
 
-    Use it in a ``with`` statement: it starts there, and raises what is wrong with the model or its ranks.
+    Use it in a ``with`` or ``async with`` statement: it starts there, and raises what is wrong with the model
+    or its ranks. Elsewhere, ``start`` and ``close`` do the same.
 
     >>> from pipeedge import Pipeline
     >>> digit = np.zeros((8, 8), np.uint8)
@@ -108,10 +130,14 @@ class Pipeline:
     ) -> None:
         if max_waiting < 1:
             raise RequestError(f"max_waiting {max_waiting}: must be at least 1")
+        given = options_given(["0", str(ranks), *options])
+        for name, argument in _SAID_BY.items():
+            if name in given:
+                raise RequestError(f"Pipeline has the argument {argument} for that: leave out {name}")
         self._arguments = ["-m", os.fspath(model), "-u", str(microbatch_size), "--quiet", *options]
-        if not _gives(options, "-c", "--comm"):
+        if "-c/--comm" not in given:
             self._arguments += ["-c", "tcp"]
-        if not joins and ranks > 1 and not _gives(options, "--port"):
+        if not joins and ranks > 1 and "--port" not in given:
             self._arguments += ["--port", str(free_port("127.0.0.1"))]
         argv = ["0", str(ranks), *self._arguments]
         self._request = _request(parse_runtime(argv, Environment()))
@@ -119,15 +145,21 @@ class Pipeline:
         self._max_waiting = max_waiting
         self._images_as_bytes = images_as_bytes
         self._stack = ExitStack()
+        self._threads = Threads()
+        self._sequences = Sequences()
         self._ended: Future[None] = Future()
+        self._error_seen = False
+        """Whether the caller knows already why the pipeline has failed."""
         self._service: Service | None = None
         self._process: int | None = None
         """Id of the process that runs it, or None before it starts."""
+        self._with_python: Finalize | None = None
+        """Closes it when Python ends, unless it is closed before."""
 
     # -- life --------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Pipeline:
-        """Start the ranks, and return when the pipeline is ready.
+    def start(self) -> Pipeline:
+        """Start the ranks, and return this pipeline when it is ready; ``close`` ends it.
 
         Raises:
             PipeEdgeError: It cannot run; the message is one line that says why.
@@ -141,25 +173,41 @@ class Pipeline:
             )
         request = self._request
         model = find_model(request.model.name)
-        self._service = Service.open(
+        service = Service.open(
             request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
         )
-        self._process = os.getpid()
-        atexit.register(self._end_with_python)
-        queue = self._service.queue
+        self._process, self._service = os.getpid(), service
+        # Not ``atexit``: processes that multiprocessing forks do without it before Python 3.13.
+        self._with_python = Finalize(None, self._end_with_python, exitpriority=_BEFORE_OTHERS)
         try:
             if self._starts_ranks:
                 self._start_ranks()
-            threading.Thread(target=self._take_part, args=(queue,), name="rank 0", daemon=True).start()
-            queue.started.wait()
+            self._threads.start("rank 0", partial(self._take_part, service.queue))
+            service.queue.started.wait()
             if self._ended.done():
                 self._ended.result()
         except BaseException:
-            queue.abandon()
-            self._service = None  # nothing runs that close() could wait for
+            service.queue.abandon()
+            self._service = None
             self._stack.__exit__(*sys.exc_info())
+            self._settle()
             raise
         return self
+
+    def __enter__(self) -> Pipeline:
+        """Start the ranks, as ``start`` does."""
+        return self.start()
+
+    async def __aenter__(self) -> Pipeline:
+        """Start the ranks, as ``start`` does, while other tasks go on."""
+        starting = asyncio.get_running_loop().run_in_executor(None, self.start)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await starting
+            await asyncio.to_thread(self.close, abandon=True)
+            raise
 
     def _start_ranks(self) -> None:
         size, cores = self._request.world.size, processors()
@@ -177,7 +225,13 @@ class Pipeline:
     def _take_part(self, queue: RequestQueue) -> None:
         """Run rank 0, in a thread of its own, until the queue ends or something fails."""
         try:
-            run(self._request, _no_console, log.warning, lambda request, model: DataEnds(queue, queue))
+            run(
+                self._request,
+                _no_console,
+                log.warning,
+                lambda request, model: DataEnds(queue, queue),
+                threads=self._threads,
+            )
         except BaseException as error:
             queue.fail(error)
             self._ended.set_exception(error)
@@ -192,17 +246,22 @@ class Pipeline:
         """Answer what was submitted, then end all ranks; after an exception, give up what waits.
 
         Raises:
-            PipeEdgeError: The pipeline has failed, and the body has not noticed.
+            PipeEdgeError: The pipeline has failed, and no question in the body has said so.
         """
         self.close(abandon=error is not None)
-        if error is None and not self._is_copy:
+        if error is None and not self._is_copy and not self._error_seen:
             self._ended.result()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all ranks, as leaving a ``with`` statement does, while other tasks go on."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def close(self, *, abandon: bool = False) -> None:
         """End the pipeline: answer what waits, or give it up if ``abandon`` is true."""
-        if self._is_copy:  # it is another process's to end
+        if self._process is None or self._is_copy:  # a copy is another process's to end
             return
-        atexit.unregister(self._end_with_python)
         if self._service is not None:
             queue = self._service.queue
             if abandon:
@@ -214,14 +273,28 @@ class Pipeline:
             except TimeoutError:
                 queue.fail(EndedError("the pipeline was closed"))
         self._stack.close()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wait until all threads have ended."""
+        self._sequences.end()
+        self._sequences.asking.join(_THREADS_S)
+        self._threads.join(_THREADS_S)
+        if self._with_python is not None:
+            self._with_python.cancel()
+        reading = self._sequences.reading
+        if not reading.join(0.0):  # one waits for the next value of the user's, maybe for ever
+            self._with_python = Finalize(None, reading.join, (_READING_S,), exitpriority=_BEFORE_OTHERS)
 
     def _end_with_python(self) -> None:
-        """End a pipeline that nobody has closed, as in an interactive session.
-
-        Otherwise Python would end its threads in the middle of native code, which aborts the process.
-        """
+        """End a pipeline that nobody has closed, as in an interactive session."""
         with suppress(PipeEdgeError):
             self.close(abandon=True)
+
+    def _notice(self, error: PipeEdgeError) -> None:
+        """Note that the caller is told of ``error``."""
+        if self._service is not None and error is self._service.queue.error:
+            self._error_seen = True
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -230,7 +303,7 @@ class Pipeline:
         """The model."""
         return self._running().model
 
-    def submit(self, value: Input, *, timeout_s: float | None = None) -> Future[ModelAnswer]:
+    def submit(self, value: Input, *, timeout_s: float | None = None) -> AnswerFuture:
         """Ask about one thing, and return the future answer; cancel it to give the question up.
 
         Args:
@@ -243,7 +316,50 @@ class Pipeline:
         """
         service = self._running()
         item = service.preparation.item(value)
-        return service.queue.submit([item], timeout_s=timeout_s, block=True).future()
+        try:
+            pending = service.queue.submit([item], timeout_s=timeout_s, block=True)
+        except PipeEdgeError as error:
+            self._notice(error)
+            raise
+        return pending.future(self._notice)
+
+    async def ask(self, value: Input, *, timeout_s: float | None = None) -> ModelAnswer:
+        """Ask about one thing, and return the answer; other tasks go on meanwhile.
+
+        Cancelling the task gives the question up.
+
+        Args:
+            value: What to ask about.
+            timeout_s: Seconds after which it need not be computed any more.
+
+        Raises:
+            InputError: It cannot be read, or does not fit the model.
+            PipeEdgeError: The pipeline has failed, or ended.
+        """
+        submit = partial(self.submit, value, timeout_s=timeout_s)
+        submitting = asyncio.get_running_loop().run_in_executor(None, submit)
+        try:
+            future = await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(_give_up)
+            raise
+        return await asyncio.wrap_future(future)
+
+    def encode(self, inputs: Input | Iterable[Input]) -> npt.NDArray[np.float32]:
+        """Return the vectors of many things as the rows of an array; of one thing, its vector.
+
+        Raises:
+            RequestError: The model does not give vectors.
+            InputError: Something cannot be read, or does not fit the model.
+            PipeEdgeError: The pipeline has failed.
+        """
+        model = self._running().model
+        check_kind(model.output_kind, "vector")
+        answers = self(inputs)
+        if isinstance(answers, ModelAnswer):
+            return answers.outputs
+        rows = [answer.outputs for answer in answers]
+        return np.stack(rows) if rows else np.empty((0, model.config.output_size), np.float32)
 
     @overload
     def __call__(self, inputs: Input) -> ModelAnswer: ...  # type: ignore[overload-overlap]
@@ -271,11 +387,13 @@ class Pipeline:
             # long before the queue is empty.
             group=max(1, min(16 * self._request.microbatch_size, self._max_waiting // 4)),
             ahead=self._max_waiting,
+            sequences=self._sequences,
+            report=self._notice,
         )
 
     def _running(self) -> Service:
         if self._service is None:
-            raise EndedError("the pipeline is not running: use it in a with statement")
+            raise EndedError("the pipeline is not running: use it in a with statement, or start it")
         if self._is_copy:
             raise EndedError(
                 f"the pipeline runs in process {self._process}, of which this one is a fork: ask it there, "
@@ -323,9 +441,10 @@ def _request(command: RuntimeCommand) -> RunRequest:
     return request
 
 
-def _gives(options: Sequence[str], *names: str) -> bool:
-    """Return whether one of the options ``names`` is among ``options``."""
-    return any(option.partition("=")[0] in names for option in options)
+def _give_up(submitted: asyncio.Future[AnswerFuture]) -> None:
+    """Cancel a question that was asked for a task that no longer waits."""
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().cancel()
 
 
 def _no_console() -> Console:

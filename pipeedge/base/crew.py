@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
-__all__ = ["Closed", "Crew"]
+__all__ = ["Closed", "Crew", "Threads"]
 
 
 class Closed(Exception):  # noqa: N818 - a signal between threads, not an error
     """Raised in a thread whose channel was closed; the thread that closed it knows the reason."""
 
 
-class Crew:
-    """A group of threads that end together."""
+class Threads:
+    """Threads that are left behind when a run fails, for a process that goes on or ends after it.
+
+    They are daemons: one blocked inside gloo cannot be woken, and must not keep a failed process from
+    exiting.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Run ``work`` in a thread.
+
+        Raises:
+            RuntimeError: No thread can be started, as while Python 3.12 ends.
+        """
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        with self._lock:
+            self._started = [*(one for one in self._started if one.is_alive()), thread]
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until all but the calling thread have ended; return whether that was within the time."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            others = [one for one in self._started if one is not threading.current_thread()]
+        for thread in others:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
+
+
+class Crew:
+    """A group of threads that end together.
+
+    Args:
+        threads: Starts the threads, and can be asked later whether they have ended.
+    """
+
+    def __init__(self, threads: Threads | None = None) -> None:
+        self._threads = threads or Threads()
         self._changed = threading.Condition()
         self._running = 0
         self._error: BaseException | None = None
@@ -23,12 +61,18 @@ class Crew:
         self._cleanups: list[Callable[[], None]] = []
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Run ``work`` in a thread."""
+        """Run ``work`` in a thread.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
         with self._changed:
             self._running += 1
-        # The threads are daemons: one blocked inside gloo cannot be woken, and must not keep a failed
-        # process from exiting.
-        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
+        try:
+            self._threads.start(name, lambda: self._run(work))
+        except BaseException:
+            self._leave()
+            raise
 
     def on_stop(self, cleanup: Callable[[], None]) -> None:
         """Call ``cleanup`` when the crew is stopped, at once if it was; it must wake threads that wait."""
@@ -85,6 +129,9 @@ class Crew:
         except BaseException as error:  # kept whole, to be raised in the thread that waits
             self.stop(error)
         finally:
-            with self._changed:
-                self._running -= 1
-                self._changed.notify_all()
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()

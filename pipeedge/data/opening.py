@@ -26,7 +26,7 @@ from pipeedge.data.images import (
 from pipeedge.data.items import Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.labels import Classes
 from pipeedge.data.model_inputs import ModelInputs
-from pipeedge.data.pictures import HEIF_SUFFIXES, INSTALL_HEIF, decode_image
+from pipeedge.data.pictures import HEIF_SUFFIXES, INSTALL_HEIF, decode_image, url_of
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, none_readable
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow
@@ -185,10 +185,13 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     """Expand patterns (``photos/*.jpg``), which not every shell does, into the sorted files they match.
 
     Raises:
-        InputError: A pattern matches nothing.
+        InputError: A pattern matches nothing, or is a URL.
     """
     found: list[Path] = []
     for path in paths:
+        url = url_of(path)
+        if url is not None:
+            raise InputError(f"{url} is a URL, and nothing is fetched: download it, and give the file")
         if not glob.has_magic(str(path)) or path.exists():
             found.append(path)
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -39,6 +40,7 @@ __all__ = [
     "is_image",
     "needs_heif",
     "open_image",
+    "url_of",
 ]
 
 _HEIF = "HEIF"
@@ -67,6 +69,7 @@ INSTALL_HEIF = "pip install 'pipeedge[heif]'"
 _BRANDS_AT = 4
 _LONGEST_BRANDS = 64
 _LONGEST_REASON = 200
+_URL = re.compile("(?i)(data(?=:)|[a-z][a-z0-9+.-]+(?=:/)):/*")
 
 REDUCED_PIXELS = 32_000_000
 """Number of pixels above which images are reduced to a fraction of their size."""
@@ -103,6 +106,17 @@ IMAGE_SUFFIXES = tuple(
 def is_image(name: str) -> bool:
     """Return whether a file of this name is an image. Hidden files are not."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+
+
+def url_of(name: str | Path) -> str | None:
+    """Return ``name`` as a URL for messages, if it is one and no file; a path has lost one of its slashes."""
+    text = str(name)
+    match = _URL.match(text)
+    if match is None:
+        return None
+    if match[1].lower() == "data":
+        return excerpt(text)
+    return None if Path(name).exists() else excerpt(f"{match[1]}://{text[match.end() :]}", 80)
 
 
 def open_image(path: Path, max_pixels: int | None = None) -> Image.Image:

@@ -42,6 +42,7 @@ __all__ = [
     "DoctorCommand",
     "RuntimeCommand",
     "doctor_parser",
+    "options_given",
     "parse_doctor",
     "parse_runtime",
     "runtime_parser",
@@ -171,6 +172,15 @@ def parse_runtime(argv: Sequence[str], environment: Environment) -> RuntimeComma
     command = (*program_name("runtime.py").split(), *argv)
     request = _run_request(arguments, environment, command)
     return RuntimeCommand(request, **given(arguments, RuntimeCommand))
+
+
+def options_given(argv: Sequence[str]) -> frozenset[str]:
+    """Return the names of the options on a command line of ``runtime.py``.
+
+    Raises:
+        RequestError: An option or a value is invalid.
+    """
+    return frozenset(one.name for one, _ in given_options(runtime_parser().parse_args(argv), SECTIONS))
 
 
 def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand:

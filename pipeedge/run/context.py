@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from pipeedge.base.crew import Crew
+from pipeedge.base.crew import Crew, Threads
 from pipeedge.base.errors import DeadlineError
 from pipeedge.control.liveness import Limits, StageWork
 from pipeedge.models import Model
@@ -131,6 +131,8 @@ class RankContext:
     begins: Callable[[], None] = lambda: None
     """Called on rank 0 once there is a plan."""
     activity: Activity = field(default_factory=Activity)
+    threads: Threads = field(default_factory=Threads)
+    """Starts the threads that do the work."""
     crew: Crew = field(default_factory=Crew)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)
     replans: list[ReplanRecord] = field(default_factory=list)
@@ -187,7 +189,11 @@ class RankContext:
         Raises:
             DeadlineError: It took too long.
         """
-        self.crew.start(name, wait)
+        try:
+            self.crew.start(name, wait)
+        except RuntimeError:  # Python ends, and starts no thread any more
+            wait()
+            return
         limit_s = Limits.within(self.request.world.timeout_s).stall_s if too_long is not None else None
         if not self.crew.wait(limit_s):
             raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")

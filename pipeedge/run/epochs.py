@@ -122,7 +122,10 @@ class _Rank:
         """Begin an epoch, in a thread of its own."""
         context = self._context
         own = dataclasses.replace(
-            context, crew=Crew(), transport=context.transports.new(), activity=context.activity.part()
+            context,
+            crew=Crew(context.threads),
+            transport=context.transports.new(),
+            activity=context.activity.part(),
         )
         plan = self._session.read_plan(order.prepare.plan)
         with self._changing:
@@ -136,10 +139,7 @@ class _Rank:
             turn.context.transport.abort()
 
         self._turns.on_stop(turn.epoch, stop)
-        # A daemon: what it waits for need not come once the run has failed.
-        threading.Thread(
-            target=self._go_through, args=(turn,), name=f"epoch {turn.epoch}", daemon=True
-        ).start()
+        context.threads.start(f"epoch {turn.epoch}", lambda: self._go_through(turn))
 
     def end(self) -> _Turn | None:
         """Stop what is left of the epochs; return the last one in which microbatches have passed here."""

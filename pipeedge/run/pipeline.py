@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pipeedge.base.crew import Crew, Threads
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.control.forms import Joining
@@ -65,6 +66,7 @@ def run(
     warn: Callable[[str], None],
     open_ends: OpenEnds | None = None,
     begins: Callable[[], None] = lambda: None,
+    threads: Threads | None = None,
 ) -> RunReport | None:
     """Take part in a run. Returns the report on the data rank, None on the others.
 
@@ -74,6 +76,7 @@ def run(
         warn: Called with a line for the user that ends nothing; from any thread.
         open_ends: Opens input and results on the data rank, if they are not the files of the request.
         begins: Called on rank 0 once there is a plan, so that from then on a rank may be lost.
+        threads: Starts the threads that do the work, for a caller that waits until none is left.
 
     Raises:
         PipeEdgeError: The run failed; the message is one line for the user.
@@ -86,6 +89,7 @@ def run(
     if membership is None and _speaks_openly(request):
         warn(open_to_all())
     transports = Transports(lambda: make_transport(request.transport, world.rank, membership))
+    threads = threads or Threads()
 
     def open_rendezvous() -> RendezvousService:
         return make_rendezvous(request.transport, world.addr, membership)
@@ -101,6 +105,8 @@ def run(
         open_rendezvous(),
         open_ends,
         begins,
+        threads=threads,
+        crew=Crew(threads),
     )
     callbacks = Callbacks(
         status=context.activity.status,

@@ -79,9 +79,7 @@ class Shelf:
             if found is None:
                 self._held, self._loading = () if present is None else (present,), True
         if found is None:
-            threading.Thread(
-                target=self._load, args=(context, plan, crew, present), name="load", daemon=True
-            ).start()
+            context.threads.start("load", lambda: self._load(context, plan, crew, present))
             self._wait(crew)
         with self._changed:
             if found is None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipeedge.base.errors import RequestError
 from pipeedge.data.row_documents import class_name
 
-__all__ = ["ModelAnswer", "ScoredClass"]
+__all__ = ["ModelAnswer", "ScoredClass", "check_kind"]
 
 _GIVES = MappingProxyType(
     {
@@ -22,6 +22,16 @@ _GIVES = MappingProxyType(
     }
 )
 """What to use of the answers of a model, by its kind of outputs."""
+
+
+def check_kind(kind: str, wanted: str) -> None:
+    """Refuse to read outputs as something that they are not.
+
+    Raises:
+        RequestError: ``kind`` is not ``wanted``.
+    """
+    if kind != wanted:
+        raise RequestError(f"the model {_GIVES[kind]}")
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,7 @@ class ModelAnswer:
 
     def _check(self, wanted: str) -> None:
         """Raise an error if the outputs are not of the kind that is wanted."""
-        if self.kind != wanted:
-            raise RequestError(f"the model {_GIVES[self.kind]}")
+        check_kind(self.kind, wanted)
 
     @property
     def best(self) -> ScoredClass:

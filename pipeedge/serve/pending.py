@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pipeedge.base.errors import PeerError, PipeEdgeError
 from pipeedge.serve.answers import ModelAnswer
 
-__all__ = ["EndedError", "Found", "PendingAnswers"]
+__all__ = ["AnswerFuture", "EndedError", "Found", "PendingAnswers"]
 
 Found: TypeAlias = npt.NDArray[np.float32] | PipeEdgeError
 """Outputs of an item, or why there are none."""
@@ -24,6 +24,33 @@ Found: TypeAlias = npt.NDArray[np.float32] | PipeEdgeError
 
 class EndedError(PeerError):
     """The pipeline has ended, or is about to end, and takes no further items."""
+
+
+class AnswerFuture(Future[ModelAnswer]):
+    """An answer to come, which tells when somebody looks at the error that there is instead.
+
+    Args:
+        report: Called with the error of the answer when it is raised or returned.
+    """
+
+    def __init__(self, report: Callable[[PipeEdgeError], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def result(self, timeout: float | None = None) -> ModelAnswer:
+        """Wait for the answer and return it, or raise its error."""
+        try:
+            return super().result(timeout)
+        except PipeEdgeError as error:
+            self._report(error)
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the answer and return its error, or None if it has none."""
+        error = super().exception(timeout)
+        if isinstance(error, PipeEdgeError):
+            self._report(error)
+        return error
 
 
 class PendingAnswers:
@@ -141,9 +168,13 @@ class PendingAnswers:
         error = cause or EndedError("the question was given up")
         self.put((place, error) for place in range(len(self)))
 
-    def future(self) -> Future[ModelAnswer]:
-        """Return the only answer as a future; to cancel that gives the question up."""
-        future: Future[ModelAnswer] = Future()
+    def future(self, report: Callable[[PipeEdgeError], None] = lambda error: None) -> AnswerFuture:
+        """Return the only answer as a future; to cancel that gives the question up.
+
+        Args:
+            report: Called with the error of the answer when somebody looks at it.
+        """
+        future = AnswerFuture(report)
 
         def finish() -> None:
             if not future.set_running_or_notify_cancel():

@@ -37,7 +37,7 @@ from pipeedge.data.images import (
 from pipeedge.data.items import Item
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
-from pipeedge.data.pictures import decode_image, eight_bit, open_image
+from pipeedge.data.pictures import decode_image, eight_bit, open_image, url_of
 from pipeedge.data.png import is_small_png
 from pipeedge.data.text import Sentence, Tokenizer, check_sentence, open_tokenizer
 from pipeedge.request.config import RunRequest
@@ -175,6 +175,12 @@ class Preparation:
             return self.image(bytes(value), source)
         if isinstance(value, str) and not value:
             raise InputError(f"{source}: the path of the image is empty")
+        url = url_of(value) if isinstance(value, str) else None
+        if url is not None:
+            raise InputError(
+                f"{source}: {url} is a URL, and nothing is fetched: download it, and give its path or its "
+                "bytes"
+            )
         if isinstance(value, str | Path):
             return self._picture(lambda: open_image(Path(value), self._max_pixels), str(value))
         if isinstance(value, Image.Image):

@@ -363,6 +363,12 @@ class RequestQueue:
         self._reject(dropped, cause)
         _fail_all(unprepared, cause)
 
+    @property
+    def error(self) -> PipeEdgeError | None:
+        """Error of all items that have no answer, once the pipeline has failed or ended."""
+        with self._lock:
+            return self._error
+
     def state(self) -> QueueState:
         """Return the state of this moment."""
         with self._lock:

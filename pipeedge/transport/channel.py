@@ -2,10 +2,13 @@
 
 put ──> [ · · ] ──> get          close(): both sides see Closed at once, whatever is queued
                                  finish(): getters drain what is queued, then see None
+                                 finish_with(value): they see this value instead of what is queued or to come
+                                 unbound(): putters never wait again
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from threading import Condition
 from typing import Generic, TypeVar
@@ -36,7 +39,7 @@ class Channel(Generic[T]):
             Closed: The channel was closed.
         """
         with self._changed:
-            while len(self._values) >= self._capacity and not self._closed:
+            while len(self._values) >= self._capacity and not self._closed and not self._finished:
                 self._changed.wait()
             if self._closed or self._finished:
                 raise Closed
@@ -81,6 +84,21 @@ class Channel(Generic[T]):
         """Announce that no more values will come."""
         with self._changed:
             self._finished = True
+            self._changed.notify_all()
+
+    def finish_with(self, value: T) -> None:
+        """Let ``value`` take the place of what is queued and to come; if nothing is either, do nothing."""
+        with self._changed:
+            if self._finished and not self._values:
+                return
+            self._values = deque([value])
+            self._finished = True
+            self._changed.notify_all()
+
+    def unbound(self) -> None:
+        """Let the channel hold any number of values from now on."""
+        with self._changed:
+            self._capacity = sys.maxsize
             self._changed.notify_all()
 
     def close(self) -> None:

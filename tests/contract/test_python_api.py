@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,139 @@ def test_options_that_make_no_sense_from_python_are_refused(options: list[str]) 
         pipeedge.Pipeline("vit-digits", ranks=2, options=options)
 
 
+@pytest.mark.parametrize(
+    ("options", "argument", "name"),
+    [
+        (["-m", "other"], "model", "-m/--model-name"),
+        (["-pt", "1,16", "-mother"], "model", "-m/--model-name"),
+        (["--ubatch-size=4"], "microbatch_size", "-u/--ubatch-size"),
+        (["--max-waiting", "4"], "max_waiting", "--max-waiting"),
+    ],
+)
+def test_options_that_an_argument_stands_for_are_refused(
+    options: list[str], argument: str, name: str
+) -> None:
+    with pytest.raises(
+        RequestError, match=f"^Pipeline has the argument {argument} for that: leave out {name}$"
+    ):
+        pipeedge.Pipeline("vit-digits", options=options)
+
+
+def test_a_pipeline_can_be_started_and_closed_without_a_with_statement() -> None:
+    pipeline = pipeedge.Pipeline("vit-digits")
+    pipeline.close()  # nothing yet
+    assert pipeline.start() is pipeline
+    asked = pipeline(PICTURES[:3])
+    assert next(asked).best.number == DIGITS.items[0].label
+    started = pipeline.submit(PICTURES[3])
+    pipeline.close()
+    assert started.result(0).best.number == DIGITS.items[3].label
+    assert [answer.best.number for answer in asked] == [item.label for item in DIGITS.items[1:3]]
+    pipeline.close()
+    with pytest.raises(RequestError, match="has ended: make another one"):
+        pipeline.start()
+
+
+def test_a_sequence_that_goes_on_after_the_end_says_so() -> None:
+    more = threading.Event()
+
+    def pictures() -> Iterator[np.ndarray]:
+        yield PICTURES[0]
+        more.wait(LIMIT_S)
+        yield PICTURES[1]
+
+    pipeline = pipeedge.Pipeline("vit-digits").start()
+    asked = pipeline(pictures())
+    assert next(asked).best.number == DIGITS.items[0].label
+    pipeline.close()
+    with pytest.raises(EndedError, match=r"^the pipeline is ending and takes no further items$"):
+        next(asked)
+    more.set()
+
+
+def test_tasks_ask_beside_each_other() -> None:
+    async def ask() -> list[int]:
+        async with pipeedge.Pipeline("vit-digits", max_waiting=2) as pipeline:
+            given_up = asyncio.create_task(pipeline.ask(PICTURES[0]))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            found = await asyncio.gather(*map(pipeline.ask, PICTURES[:20]), given_up, return_exceptions=True)
+            assert isinstance(found.pop(), asyncio.CancelledError)
+            with pytest.raises(InputError, match="cannot be read as an image"):
+                await pipeline.ask(b"no image")
+        with pytest.raises(EndedError):
+            await pipeline.ask(PICTURES[0])
+        return [answer.best.number for answer in found if isinstance(answer, answers.ModelAnswer)]
+
+    assert asyncio.run(ask()) == [item.label for item in DIGITS.items[:20]]
+
+
+def test_a_start_that_a_task_gives_up_ends_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = pipeedge.Pipeline("vit-digits")
+    starting = threading.Event()
+    start = pipeline.start
+
+    def started() -> pipeedge.Pipeline:
+        starting.set()
+        return start()
+
+    monkeypatch.setattr(pipeline, "start", started)
+
+    async def give_up() -> None:
+        entering = asyncio.create_task(pipeline.__aenter__())
+        await asyncio.to_thread(starting.wait, LIMIT_S)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+
+    asyncio.run(give_up())
+    with pytest.raises(EndedError):
+        pipeline(PICTURES[0])
+
+
+def test_a_task_sees_the_failure_of_the_run(failing: threading.Event) -> None:
+    async def ask() -> None:
+        async with pipeedge.Pipeline("vit-digits"):
+            failing.set()
+
+    with pytest.raises(RequestError, match="the disk is full"):
+        asyncio.run(ask())
+
+
+def test_vectors_are_encoded_as_rows(tmp_path: Path) -> None:
+    save_bert(tmp_path / "bert", head=False)
+    texts = ["the cat sat", ("a cat", "slept all day"), "day"]
+    with pipeedge.Pipeline(tmp_path / "bert") as pipeline:
+        rows = pipeline.encode(texts)
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows, np.stack([answer.outputs for answer in pipeline(texts)]))
+        np.testing.assert_allclose(pipeline.encode("day"), rows[2], atol=1e-5)
+        assert pipeline.encode([]).shape == (0, rows.shape[1])
+        with pytest.raises(InputError, match=r"input\[1\]: the sentence is empty"):
+            pipeline.encode(["a", ""])
+
+
+def test_a_classifier_does_not_encode(digits: pipeedge.Pipeline) -> None:
+    with pytest.raises(RequestError, match=r"^the model classifies an item as a whole: use top\(\) or best$"):
+        digits.encode(PICTURES[:2])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("https://example.org/a.png", "https://example.org/a.png"),
+        ("s3://bucket/a b.png?x=1", "s3://bucket/a b.png?x=1"),
+        ("data:image/png;base64," + "A" * 1000, "data:image/png;base64,AAAAAAAAAAAAAAAAA…"),
+    ],
+)
+def test_a_url_is_refused_with_the_reason(value: str, shown: str, digits: pipeedge.Pipeline) -> None:
+    with pytest.raises(InputError) as refused:
+        digits(value)
+    assert str(refused.value) == (
+        f"input: {shown} is a URL, and nothing is fetched: download it, and give its path or its bytes"
+    )
+
+
 def test_a_pipeline_is_started_once() -> None:
     with pipeedge.Pipeline("vit-digits") as pipeline:
         with pytest.raises(RequestError, match="is running already"), pipeline:
@@ -282,23 +416,57 @@ def test_an_exception_in_the_body_ends_the_pipeline() -> None:
         fail()
 
 
-def test_a_failure_of_the_run_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = threading.Event()
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let the run of each pipeline fail once the event is set."""
+    event = threading.Event()
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, threads: object) -> None:
         open_ends = arguments[3]
         ends = open_ends(None, None)  # type: ignore[operator]
         assert isinstance(ends, DataEnds)
         with ends.sink:
-            failing.wait(LIMIT_S)
+            event.wait(LIMIT_S)
             raise RequestError("the disk is full")
 
     monkeypatch.setattr(module, "run", fail)
+    return event
+
+
+def test_a_failure_that_no_question_has_told_is_raised_at_the_end(failing: threading.Event) -> None:
     with pytest.raises(RequestError, match="the disk is full"), pipeedge.Pipeline("vit-digits") as pipeline:  # noqa: PT012
-        future = pipeline.submit(PICTURES[0])
+        pipeline.submit(PICTURES[0])
         failing.set()
-        with pytest.raises(RequestError, match="the disk is full"):
-            future.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("kind", ["result", "exception", "one", "many", "submit", "task"])
+def test_a_failure_that_a_question_has_told_is_not_raised_again(kind: str, failing: threading.Event) -> None:
+    with pipeedge.Pipeline("vit-digits") as pipeline:
+        future = pipeline.submit(PICTURES[0])
+        many = pipeline([PICTURES[0]])
+        failing.set()
+        ask: dict[str, Callable[[], object]] = {
+            "result": lambda: future.result(LIMIT_S),
+            "one": lambda: pipeline(PICTURES[0]),
+            "many": lambda: next(many),
+            "task": lambda: asyncio.run(pipeline.ask(PICTURES[0])),
+        }
+        if kind == "exception":
+            assert str(future.exception(LIMIT_S)) == "the disk is full"
+        elif kind == "submit":
+            wait([future], LIMIT_S)  # which does not look at the error
+            with pytest.raises(RequestError, match="the disk is full"):
+                pipeline.submit(PICTURES[0])
+        else:
+            with pytest.raises(RequestError, match="the disk is full"):
+                ask[kind]()
+
+
+def test_the_package_shows_its_names() -> None:
+    assert {"Pipeline", "__version__"} <= set(dir(pipeedge))
+    namespace: dict[str, object] = {}
+    exec("from pipeedge import *", namespace)  # noqa: S102 - as in a notebook
+    assert namespace["Pipeline"] is pipeedge.Pipeline
 
 
 def test_the_package_has_no_other_names() -> None:

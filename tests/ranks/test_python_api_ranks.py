@@ -82,15 +82,38 @@ def test_ranks_that_were_started_elsewhere_are_joined(tmp_path: Path) -> None:
     assert np.mean([number == item.label for number, item in zip(found, DIGITS.items, strict=False)]) > 0.9
 
 
-def test_a_pipeline_that_is_never_closed_ends_with_python(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fresh", "ranks", "more"),
+    [
+        (True, 2, ""),
+        # As a worker of multiprocessing, which ends without ``atexit`` before Python 3.13.
+        (False, 2, ""),
+        # Python ends while threads prepare pictures, read what the user gives, or wait for that.
+        (True, 1, "large = pipeline([Image.new('L', (800, 800))] * 1000); next(large)"),
+        (True, 1, "read = pipeline(Image.new('L', (800, 800)).rotate(9) for _ in range(1000)); next(read)"),
+        (True, 1, "queue = SimpleQueue(); queue.put(tiny); live = pipeline(iter(queue.get, 0)); next(live)"),
+    ],
+)
+def test_a_pipeline_that_is_never_closed_ends_with_python(
+    fresh: bool, ranks: int, more: str, tmp_path: Path
+) -> None:
     (tmp_path / "forgets.py").write_text(
+        "from queue import SimpleQueue\n"
+        "import psutil\n"
         "from PIL import Image\n"
         "from pipeedge import Pipeline\n"
-        "pipeline = Pipeline('vit-digits', ranks=2).__enter__()\n"
-        "answers = pipeline([Image.new('L', (8, 8))] * 100_000)\n"
-        "print(next(answers).best.number)\n"
+        f"pipeline = Pipeline('vit-digits', ranks={ranks}).start()\n"
+        "tiny = Image.new('L', (8, 8))\n"
+        "first = pipeline([tiny] * 100_000)\n"
+        "next(first)\n"
+        f"{more}\n"
+        "print(*(rank.pid for rank in psutil.Process().children()))\n"
     )
     with Programs(tmp_path) as programs:
-        programs.launch(0, str(tmp_path / "forgets.py"))
+        programs.launch(0, str(tmp_path / "forgets.py"), fresh=fresh)
         ended = programs.wait(0)[0]
+    others = list(map(int, ended.out.split()))
+    assert len(others) == ranks - 1
+    # They would write to the same standard error.
+    assert not any(map(psutil.pid_exists, others))
     assert (ended.status, ended.err) == (0, ""), ended

@@ -48,6 +48,9 @@ RUNTIME = {
     "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
     "model_type 'gpt2' is not supported; supported are …": "0 1 -m ./gpt",
+    "https://example.org/a.png is a URL, and nothing is fetched: download it, and give the file": (
+        "0 1 -m vit-digits --input https://example.org/a.png"
+    ),
     "nothing: no such file or folder": "0 1 -m vit-digits --input nothing",
     "empty: no image below this folder (known: …": "0 1 -m vit-digits --input empty",
     "photos/a.png: cannot be read as an image": "0 1 -m vit-digits --input photos",

@@ -291,7 +291,7 @@ def _not_finite(patch: Patch) -> str:
 # --- from Python ------------------------------------------------------------------------------------
 
 
-@says("the pipeline is not running: use it in a with statement")
+@says("the pipeline is not running: use it in a with statement, or start it")
 def _not_running(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits").submit(PICTURE))
 
@@ -304,6 +304,19 @@ def _finished_input(patch: Patch) -> str:
 @says("Pipeline runs the model, and asks it from rank 0: leave out --dry-run")
 def _dry_run(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits", options=["--dry-run"]))
+
+
+@says("Pipeline has the argument model for that: leave out -m/--model-name")
+def _another_model(patch: Patch) -> str:
+    return refused(lambda: Pipeline("vit-digits", options=["-m", "bert-base-uncased"]))
+
+
+@says(
+    "input: https://example.org/a.png is a URL, and nothing is fetched: download it, and give its path or …"
+)
+def _url(patch: Patch) -> str:
+    with Pipeline("vit-digits") as pipeline:
+        return refused(lambda: pipeline.submit("https://example.org/a.png"))
 
 
 @says("max_waiting 0: must be at least 1")

@@ -157,3 +157,26 @@ def test_waiting_costs_no_processor_time() -> None:
     channel.close()
     for thread in threads:
         thread.ended()
+
+
+def test_a_last_value_takes_the_place_of_what_is_queued_and_to_come() -> None:
+    channel: Channel[int] = Channel(1)
+    channel.put(1)
+    waiting = Thread(lambda: channel.put(2))
+    assert waiting.waits()
+    channel.finish_with(9)
+    assert isinstance(waiting.ended(), Closed)
+    assert [channel.get(), channel.get()] == [9, None]
+    channel.finish_with(8)  # all was taken
+    assert channel.get() is None
+
+
+def test_a_channel_without_bound_takes_what_waits() -> None:
+    channel: Channel[int] = Channel(1)
+    channel.put(1)
+    waiting = Thread(lambda: channel.put(2))
+    assert waiting.waits()
+    channel.unbound()
+    assert waiting.ended() is None
+    channel.finish()
+    assert channel.get_waiting(3) == [1, 2]
