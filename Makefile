@@ -8,7 +8,7 @@
 #   make setup      create only the environment
 #   make clean      remove everything that these commands created, including the environment
 #
-#   PYTHON=...      interpreter for the environment, 3.10 or newer
+#   PYTHON=...      interpreter for the environment, 3.11 or newer
 #   VENV=...        directory of the environment; an existing one is completed
 #   JOBS=...        number of processes that run the tests (4: those of real ranks mostly wait)
 #   TORCH_INDEX=... package index to install torch from, e.g. one with CPU builds, or with a certain CUDA;

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from pipeedge.base.fields import Count
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class ThreadState(str, Enum):
+class ThreadState(StrEnum):
     """An activity of a thread: first kinds of work, then waits by their cause."""
 
     DECODE = "decode"
@@ -76,7 +76,7 @@ _WAITS = frozenset(
 )
 
 
-class LaneKind(str, Enum):
+class LaneKind(StrEnum):
     """A kind of thread or link."""
 
     FEED = "feed"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.report.saved import SavedRun, SavedStage
@@ -29,7 +29,7 @@ FELT = 0.05
 _WAITS = {doing.value for doing in ThreadState if doing.is_wait}
 
 
-class Part(str, Enum):
+class Part(StrEnum):
     """A part of the pipeline that can be the bottleneck."""
 
     STAGE = "stage"

@@ -134,7 +134,8 @@ class BatchLoop:
             if loss is not None:
                 result = BatchResult(step, loss if math.isfinite(loss) else None, time.perf_counter())
                 self._log.results.append(result)
-                self._print(f"batch {step + 1}: loss {loss:.6f}, {result.end_s - began:.2f} s")
+                which = f"batch {step + 1} of {request.batches}"
+                self._print(f"{which}: loss {loss:.6f}, {result.end_s - began:.2f} s")
                 began = result.end_s
                 if result.loss is None and not has_warned:
                     has_warned = True

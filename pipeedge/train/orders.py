@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from types import MappingProxyType
 
 from pipeedge.base.errors import ScheduleError
@@ -43,7 +43,7 @@ from pipeedge.base.wording import count
 __all__ = ["SCHEDULES", "Action", "Operation", "Order", "Timed", "bubble", "make_order", "simulate"]
 
 
-class Operation(str, Enum):
+class Operation(StrEnum):
     """An operation on a microbatch, with the letter that ``torch.distributed.pipelining`` uses for it."""
 
     FORWARD = "F"

@@ -66,9 +66,10 @@ def run(work: Path, text: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def run_page(page: Page, place: Path, python: Path) -> None:
-    """Every block that can be run here, one after the other."""
+def run_page(page: Page, place: Path, python: Path) -> set[str]:
+    """Every block that can be run here, one after the other; return the names of what they leave."""
     work = checkout(place, python)
+    before = set(work.iterdir())
     for block in page.blocks:
         where = f"{page.path.name}, block at line {block.line}"
         if block.language == "sh":
@@ -80,6 +81,7 @@ def run_page(page: Page, place: Path, python: Path) -> None:
                 story = f"{where}: {step.command}\nended with {status} and printed:\n{printed}"
                 assert fits(step.output, printed, varying=block.varying), story
                 assert status == 0 or "echo $?" in step.command, story
+    return {path.name + "/" * path.is_dir() for path in set(work.iterdir()) - before}
 
 
 RUNNABLE = [
@@ -87,10 +89,14 @@ RUNNABLE = [
 ]
 
 
+FOLLOWED_IN_A_CHECKOUT = ("README.md", "docs/quick-start.md")
+"""Pages whose commands a newcomer runs in a clone, one after the other."""
+
+
 @pytest.fixture(scope="module")
 def under_way(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, quick_python: Path
-) -> Iterator[dict[str, Future[None]]]:
+) -> Iterator[dict[str, Future[set[str]]]]:
     """Run the commands of the pages, two pages at a time, because they mostly wait."""
     wanted = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(2) as pool:
@@ -102,5 +108,9 @@ def under_way(
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_runnable_blocks_give_the_shown_output(name: str, under_way: dict[str, Future[None]]) -> None:
-    under_way[name].result()
+def test_runnable_blocks_give_the_shown_output(name: str, under_way: dict[str, Future[set[str]]]) -> None:
+    left = under_way[name].result()
+    if left and name in FOLLOWED_IN_A_CHECKOUT and (ROOT / ".git").exists():
+        command = ["git", "-C", str(ROOT), "check-ignore", "--no-index", *sorted(left)]
+        ignored = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        assert set(ignored.stdout.splitlines()) == left, "git would show what these commands leave"

@@ -46,7 +46,7 @@ def train(directory: Path, workers: int, *arguments: object) -> str:
 
 def losses(printed: str) -> dict[int, float]:
     """Return the losses by batch, from 1."""
-    found = re.findall(r"^batch (\d+): loss (\S+),", printed, re.MULTILINE)
+    found = re.findall(r"^batch (\d+) of \d+: loss (\S+),", printed, re.MULTILINE)
     return {int(number): float(loss) for number, loss in found}
 
 
@@ -109,7 +109,7 @@ def test_a_killed_worker_stops_all_and_its_checkpoint_resumes_on_two_stages(tmp_
     options = (*DIGITS, *FOUR_STAGES, "--workers", 2, "--microbatch-size", 16, "--batches", 100000, *kept)
     with Programs(tmp_path) as programs:
         programs.launch(0, "train.py", *options)
-        programs.until(lambda: "\nbatch 8:" in programs.text(0, "out"), "three batches follow a checkpoint")
+        programs.until(lambda: "\nbatch 8 of" in programs.text(0, "out"), "three batches follow a checkpoint")
         workers = psutil.Process(programs.pid(0)).children()
         (victim,) = [worker for worker in workers if worker.environ()["RANK"] == "1"]
         os.kill(victim.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-NOW = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+NOW = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
 DAY = datetime.timedelta(days=1)
 
 

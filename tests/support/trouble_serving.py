@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,20 @@ def _another_model(patch: Patch) -> str:
 def _url(patch: Patch) -> str:
     with Pipeline("vit-digits") as pipeline:
         return refused(lambda: pipeline.submit("https://example.org/a.png"))
+
+
+@says("cannot import name 'Pipeline' from 'pipeedge' (unknown location)")
+def _shadowed(patch: Patch) -> str:
+    Path("shadow/pipeedge").mkdir(parents=True)
+    patch.setattr(sys, "path", [str(Path("shadow").resolve())])
+    patch.delitem(sys.modules, "pipeedge")
+    try:
+        exec("from pipeedge import Pipeline", {})  # noqa: S102
+    except ImportError as error:
+        return str(error)
+    finally:
+        patch.undo()
+    return ""
 
 
 @says("max_waiting 0: must be at least 1")

@@ -91,7 +91,7 @@ def test_a_session_is_never_resumed_without_certificates() -> None:
 
 def test_the_certificate_is_valid_whatever_the_clock_says() -> None:
     found = read_issued(KEY).certificate
-    assert found.not_valid_before_utc <= datetime.datetime(1969, 12, 31, tzinfo=datetime.timezone.utc)
+    assert found.not_valid_before_utc <= datetime.datetime(1969, 12, 31, tzinfo=datetime.UTC)
     assert found.not_valid_after_utc.year == 9999
 
 

@@ -1,0 +1,42 @@
+"""Test that every place that states the oldest Python states the same one, and that the pins are for it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from places import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OLDEST = PROJECT["project"]["requires-python"].removeprefix(">=")
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"),
+    [
+        ("README.md", r"Python (3\.\d+) or newer"),
+        ("README.md", r"pin-dependencies python(3\.\d+)"),
+        ("Makefile", r"(3\.\d+) or newer"),
+        ("scripts/setup", r"(3\.\d+) or newer"),
+        ("scripts/pin-dependencies", r"oldest first: python(3\.\d+)"),
+        ("src-native/CMakeLists.txt", r"find_package\(Python (3\.\d+)"),
+        ("docs/quick-start.md", r"Python (3\.\d+) or newer"),
+        ("docs/dependencies.md", r"every Python from\n(3\.\d+) to"),
+    ],
+)
+def test_the_oldest_python_is_the_same_everywhere(path: str, pattern: str) -> None:
+    assert set(re.findall(pattern, (ROOT / path).read_text())) == {OLDEST}
+
+
+def test_tools_and_setup_compare_with_the_oldest_python() -> None:
+    minor = OLDEST.removeprefix("3.")
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py3{minor}"
+    assert f"< (3, {minor})" in (ROOT / "scripts" / "setup").read_text()
+
+
+def test_no_pin_is_for_an_older_python() -> None:
+    """With one, the set-up of an interpreter that is not refused would find no version of the package."""
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    named = re.findall(r"python_version (?:<|>=) '3\.(\d+)'", "\n".join(pins))
+    assert all(int(minor) > int(OLDEST.removeprefix("3.")) for minor in named), named
