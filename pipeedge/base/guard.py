@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
 import traceback
 from collections.abc import Callable
 
-from pipeedge.base.errors import EXIT_FAULT, EXIT_OK, PipeEdgeError, exit_code, one_line
+from pipeedge.base.errors import EXIT_FAULT, EXIT_OK, EXIT_PEER, PipeEdgeError, exit_code, one_line
 from pipeedge.base.streams import open_standard_streams, say
 
-__all__ = ["INTERRUPTED", "guard"]
+__all__ = ["INTERRUPTED", "end_with", "guard"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C or SIGTERM, as shells have it."""
+_PR_SET_PDEATHSIG = 1
+"""Constant of Linux's prctl.h."""
 
 
 def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
@@ -39,3 +45,16 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
         say(program, line)
         return exit_code(error)
     return 0
+
+
+def end_with(launcher: int) -> None:
+    """Have the kernel end this process when its parent ends, even by SIGKILL, where the system is Linux.
+
+    Args:
+        launcher: Process that started this one, from a thread that lasts as long as itself.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it ended before it was watched
+        os._exit(EXIT_PEER)

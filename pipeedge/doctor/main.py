@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from pipeedge.base.guard import guard
+from pipeedge.base.guard import end_with, guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import printable
@@ -27,9 +27,10 @@ def main() -> NoReturn:
 
     def run() -> None:
         nonlocal found
-        found = examine(
-            parse_doctor(sys.argv[1:], Environment.read()), lambda line: print_result(printable(line))
-        )
+        environment = Environment.read()
+        if environment.launcher is not None:
+            end_with(environment.launcher)
+        found = examine(parse_doctor(sys.argv[1:], environment), lambda line: print_result(printable(line)))
 
     program = program_name(PROGRAM)
     status = guard(program, run, verbose="--verbose" in sys.argv) or found

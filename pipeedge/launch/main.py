@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import random
 import shlex
 import shutil
@@ -35,7 +36,7 @@ from pipeedge.launch.commands import (
 from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.plan.spec_files import load_devices
 from pipeedge.request.config import RunRequest
-from pipeedge.request.environment import BEGINS, LAUNCHED, Environment, inherited_environment
+from pipeedge.request.environment import BEGINS, LAUNCHED, LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.options import parse_doctor, parse_runtime
 from pipeedge.request.parsing import OneLineParser, add_common
@@ -121,6 +122,8 @@ def _launch(argv: Sequence[str]) -> int:
         result_rank=_result_rank(request),
     )
     environment |= _ASKING
+    if request.remote is None:  # else the script at the other end of ssh sees to that
+        environment[LAUNCHER] = str(os.getpid())
     needed = _needed(request, commands)
     return Supervisor(commands, environment, output, needed=needed, begins=f": {BEGINS}").run()
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["BEGINS", "LAUNCHED", "TRAIN_LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
+__all__ = ["BEGINS", "LAUNCHED", "LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
 
-TRAIN_LAUNCHER = "PIPEEDGE_TRAIN_LAUNCHER"
-"""Environment variable in which ``train.py`` tells its workers which process started them."""
+LAUNCHER = "PIPEEDGE_LAUNCHER"
+"""Environment variable in which ``pipeedge-launch`` and ``train.py`` tell the processes that they start on
+this machine which process that was."""
 LAUNCHED = "PIPEEDGE_LAUNCHED"
 """Environment variable with which ``pipeedge-launch`` asks rank 0 to say ``BEGINS``."""
 BEGINS = "the run begins"
@@ -36,8 +37,8 @@ class Environment:
     """Whether ``torchrun``'s agent serves a store at the master's port, which is therefore taken."""
     agent_run: str = ""
     """Identifier of this run among those that share one agent's store."""
-    train_launcher: int | None = None
-    """Process ID of the launcher of this ``train.py`` worker, which must not outlive it."""
+    launcher: int | None = None
+    """Process ID of the launcher of this process, which must not outlive it."""
     launched: bool = False
     """Whether ``pipeedge-launch`` has started this rank, and waits for word that the run begins."""
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -71,7 +72,7 @@ class Environment:
             master_port=number("MASTER_PORT"),
             agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             agent_run=f"{run_id}/{restarts}",
-            train_launcher=number(TRAIN_LAUNCHER),
+            launcher=number(LAUNCHER),
             launched=environ.get(LAUNCHED) == "1",
             variables=dict(environ),
         )

@@ -15,7 +15,7 @@ from functools import cache, partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeedge.base.guard import guard
+from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import lasting_imports, share_one_heap
 from pipeedge.base.machine import quota_threads
 from pipeedge.base.postponing import META_KERNELS, postponed
@@ -46,6 +46,8 @@ def main() -> NoReturn:
 
 def _run() -> None:
     environment = Environment.read()
+    if environment.launcher is not None:
+        end_with(environment.launcher)
     command = parse_runtime(sys.argv[1:], environment)
     share_one_heap()
     limit_threads()

@@ -6,7 +6,6 @@ environment. It forwards their output, and shows a line that several of them pri
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from pipeedge.base.errors import EXIT_PEER, PeerFailedError, RequestError, one_line
 from pipeedge.base.fields import MALFORMED, Line, decode, encode
-from pipeedge.base.guard import guard
+from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import processors
 from pipeedge.base.program import module_words, program_name
@@ -28,7 +27,7 @@ from pipeedge.base.streams import end, log_warnings, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
-from pipeedge.request.environment import TRAIN_LAUNCHER, Environment, inherited_environment
+from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.run.main import signals_end_at_once, terminated
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
@@ -36,8 +35,6 @@ from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
 __all__ = ["main"]
 
 _ADDRESS = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
-"""Constant of Linux's prctl.h."""
 _SIGNALLED = 128
 _RECORD = "\x1e"
 """Begins a line of standard error that holds JSON for the launcher, as in RFC 7464."""
@@ -76,7 +73,7 @@ def _export(checkpoints: Path | None, target: Path) -> None:
 def _work(command: TrainCommand) -> None:
     """Run as one of the workers."""
     if command.launcher is not None:
-        _end_with(command.launcher)
+        end_with(command.launcher)
     if command.is_worker:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
@@ -154,7 +151,7 @@ def _launch(command: TrainCommand) -> int:
                 "WORLD_SIZE": str(workers),
                 "MASTER_ADDR": _ADDRESS,
                 "MASTER_PORT": str(port),
-                TRAIN_LAUNCHER: str(os.getpid()),
+                LAUNCHER: str(os.getpid()),
                 "OMP_NUM_THREADS": str(command.request.pipeline.threads),
             },
         )
@@ -205,15 +202,6 @@ class _Output:
         if error:
             self._said[text] = None
         pass_on(text, error=error)
-
-
-def _end_with(launcher: int) -> None:
-    """Have the kernel end this process when its parent ends, even by SIGKILL, where the system is Linux."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before it was watched
-        os._exit(EXIT_PEER)
 
 
 def _bind(place: int, threads: int) -> None:

@@ -118,7 +118,7 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
         request,
         is_worker,
         place=rank if environment.local_rank is None else environment.local_rank,
-        launcher=environment.train_launcher if is_worker else None,
+        launcher=environment.launcher if is_worker else None,
         **given(arguments, TrainCommand),
     )
     if command.export is not None and request.checkpoint_dir is None:

@@ -1,6 +1,8 @@
 // sched-pipeline: reads options and files, and prints a schedule, or the contents of the files. Makes no decisions
 // itself.
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -47,10 +49,13 @@ class Messages {
   std::string program_;
 };
 
-// Throws std::runtime_error if standard output cannot be written (a full disk, a closed pipe).
+// Throws std::runtime_error if standard output cannot be written, as on a full disk. A reader that has gone
+// away, as `head` does once it has seen enough, is no failure.
 void print(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    throw std::runtime_error("cannot write to standard output");
+    if (errno != EPIPE) {
+      throw std::runtime_error("cannot write to standard output");
+    }
   }
 }
 
@@ -364,6 +369,9 @@ int main_with_faults(const std::vector<std::string>& arguments, const Messages& 
 int main(int argc, char** argv) {
   using namespace pipeedge;
   const cli::Messages messages(argc > 0 ? argv[0] : "");
+#ifdef SIGPIPE
+  std::signal(SIGPIPE, SIG_IGN);  // so that the status is the same as that of the other programs
+#endif
   try {
     return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, messages);
   } catch (const cli::UsageError& error) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from processes import environment
 from saved_reports import simulated_body
 
 from pipeedge.base.guard import INTERRUPTED
+from pipeedge.cli.commands import COMMANDS
+from pipeedge.plan.sched_pipeline import find_executable
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
@@ -94,6 +97,26 @@ def test_rows_that_cannot_be_printed_fail_the_run(tmp_path: Path, quick_python: 
     done = printed_rows('"$@" --output - -b 9 >/dev/full', tmp_path, quick_python)
     line = "runtime.py: standard output cannot be written: no space left on device\n"
     assert (done.returncode, done.stderr) == (1, line)
+
+
+def test_help_survives_a_reader_that_has_gone(tmp_path: Path) -> None:
+    programs = {command.name: [sys.executable, "-m", "pipeedge", command.name] for command in COMMANDS}
+    programs["sched-pipeline"] = [find_executable()]
+    programs["pipeedge"] = [sys.executable, "-m", "pipeedge"]
+    unread, printed = os.pipe()
+    os.close(unread)
+    started = {}
+    for name, command in programs.items():
+        with (tmp_path / name).open("wb") as errors:
+            started[name] = subprocess.Popen(
+                [*command, "--help"],
+                stdout=printed,
+                stderr=errors,
+                env={**environment(), "PYTHONPATH": str(ROOT)},
+            )
+    os.close(printed)
+    ended = {name: (process.wait(60), (tmp_path / name).read_text()) for name, process in started.items()}
+    assert ended == dict.fromkeys(programs, (0, ""))
 
 
 def test_report_survives_a_reader_that_goes_away(tmp_path: Path) -> None:

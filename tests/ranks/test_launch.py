@@ -436,6 +436,28 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
     until_gone(ranks)
 
 
+@pytest.mark.parametrize("when", ["at once", "in the run"])
+def test_ranks_end_with_a_launcher_that_is_killed(when: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    process = subprocess.Popen(
+        launcher("--local", 2, "--", "-m", "vit-digits", "-b", 10_000_000, "-u", 1, "--output", rows),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        cwd=ROOT,
+    )
+    try:
+        until(lambda: len(children(process.pid)) == 2, "both ranks have started")
+        ranks = children(process.pid)
+        if when == "in the run":
+            part = rows.with_suffix(".csv.part")
+            until(lambda: part.exists() and part.stat().st_size > 0, "results come")
+    finally:
+        process.kill()
+    process.wait()
+    until_gone(ranks)
+
+
 FAKE_SSH = """#!/bin/sh
 # Runs the command here, as sshd would with the login shell there.
 options=

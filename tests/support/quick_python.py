@@ -27,7 +27,7 @@ from typing import Any
 
 from processes import environment, fork_server
 
-from pipeedge.request.environment import TRAIN_LAUNCHER
+from pipeedge.request.environment import LAUNCHER
 
 _CLIENT = """
 import json, os, signal, socket, struct, sys
@@ -134,8 +134,8 @@ def _become(request: dict[str, Any], command: Path) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update({**environment(), **request["environment"]})
-    if TRAIN_LAUNCHER in os.environ:  # a worker ends with its parent
-        os.environ[TRAIN_LAUNCHER] = str(os.getppid())
+    if LAUNCHER in os.environ:  # it ends with its parent
+        os.environ[LAUNCHER] = str(os.getppid())
     sys.executable = str(command)
     words: list[str] = request["words"]
     if words[0] == "-u":
