@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from pipeedge.doctor.findings import ok
 from pipeedge.doctor.notes import FindingLog
 from pipeedge.doctor.probe import Probe
 from pipeedge.request.config import RunRequest
+from pipeedge.run.main import quiet_links
 
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
     import torch
@@ -46,8 +46,7 @@ def look_at_run(
         probe: the machine.
         outputs: files that the examination itself writes.
     """
-    # What torch logs of a broken connection is told in one line here; it reads this on import.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quiet_links()  # before torch is imported
     from pipeedge.models import find_model
     from pipeedge.run.stage import resolve_device
 

@@ -12,7 +12,7 @@ from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.profile.request import LinkCommand, SensitivityCommand, ServeCommand, SyntheticCommand
-from pipeedge.run.main import limit_threads
+from pipeedge.run.main import limit_threads, quiet_links
 
 __all__ = ["main", "main_device_types", "main_models"]
 
@@ -74,6 +74,7 @@ def _profiler() -> None:
     # torch's profiler, which records allocations, would print a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     limit_threads()
+    quiet_links()
     # torch takes seconds to import, so it waits until the command line has proved valid.
     if isinstance(command, SyntheticCommand):
         from pipeedge.profile.synthetic import synthesize

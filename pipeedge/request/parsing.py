@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +25,9 @@ __all__ = [
 ]
 
 
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+
+
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose mistakes are ``RequestError``, one line each."""
 
@@ -40,13 +45,31 @@ class OneLineParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> argparse.Namespace:
         """Parse the command line; an unknown option is named with the known one that is closest to it."""
-        parsed, unknown = self.parse_known_args(args, namespace)
+        try:
+            parsed, unknown = self.parse_known_args(args, namespace)
+        except RequestError:
+            # argparse took the value of an unknown option for an argument.
+            option = self._unknown_option(sys.argv[1:] if args is None else args)
+            if option is None:
+                raise
+            self.error(f"unknown option {option}{self.explain_unknown(option)}")
         option = next((one.partition("=")[0] for one in unknown if one.startswith("-") and one != "--"), None)
         if option is not None:
             self.error(f"unknown option {option}{self.explain_unknown(option)}")
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}")
         return parsed
+
+    def _unknown_option(self, args: Sequence[str]) -> str | None:
+        """Return the first of ``args`` that has the form of an option and is none, or None."""
+        known = {name for action in self._option_actions() for name in action.option_strings}
+        for word in args:
+            name = word.partition("=")[0]
+            if word == "--":
+                return None
+            if _OPTION.fullmatch(name) and name not in known and (name[:2] == "--" or name[:2] not in known):
+                return name
+        return None
 
     def explain_unknown(self, option: str) -> str:
         """Return what to say of an unknown option, as the end of a sentence."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeedge.request.config import RunRequest
     from pipeedge.run.context import OpenEnds
 
-__all__ = ["PROGRAM", "limit_threads", "main", "signals_end_at_once", "terminated"]
+__all__ = ["PROGRAM", "limit_threads", "main", "quiet_links", "signals_end_at_once", "terminated"]
 
 PROGRAM = "runtime.py"
 
@@ -51,8 +51,7 @@ def _run() -> None:
     command = parse_runtime(sys.argv[1:], environment)
     share_one_heap()
     limit_threads()
-    # Otherwise torch logs broken connections before the line with the reason. It reads this when imported.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quiet_links()
     # Imported late, because torch takes seconds to import, and mistakes should be reported at once. Its
     # native part aborts with a long message on KeyboardInterrupt; there is nothing to clean up yet.
     with signals_end_at_once(), lasting_imports(), postponed(META_KERNELS):
@@ -130,6 +129,15 @@ def limit_threads() -> None:
     threads = quota_threads()
     if threads is not None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
+
+def quiet_links() -> None:
+    """Let torch, when it is imported, log no warnings of connections, unless the user says what it logs.
+
+    A broken one would be logged before the line with the reason, and a host without a name for itself at each
+    start.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @contextmanager

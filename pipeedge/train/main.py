@@ -29,7 +29,7 @@ from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
 from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
-from pipeedge.run.main import signals_end_at_once, terminated
+from pipeedge.run.main import quiet_links, signals_end_at_once, terminated
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
 
 __all__ = ["main"]
@@ -78,8 +78,7 @@ def _work(command: TrainCommand) -> None:
         _bind(command.place, command.request.pipeline.threads)
     share_one_heap()
     keep_freed_memory()
-    # torch's log of a broken connection would come before the one line that says why.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quiet_links()
     with signals_end_at_once():
         from pipeedge.base.console import StandardOutput
         from pipeedge.train.session import show, train

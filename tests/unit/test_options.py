@@ -337,3 +337,20 @@ def test_impossible_adaptive_links_are_refused_with_one_line(
     with pytest.raises(RequestError, match=named) as caught:
         parse(line, Environment.read(variables))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("--model vit-digits 0 1", "unknown option --model; did you mean --model-name? (see --help)"),
+        ("0 1 --batch x y", "unknown option --batch; did you mean --batch-size? (see --help)"),
+        ("-b 3 --speed=3 x 1", "unknown option --speed; did you mean --seed? (see --help)"),
+        # These are known, and so the mistake is another one.
+        ("x 1 -m vit-digits --quiet", "argument RANK: invalid int value: 'x' (see --help)"),
+        ("0 1 -bx", "argument -b/--batch-size: invalid int value: 'x' (see --help)"),
+    ],
+)
+def test_an_unknown_option_is_named_wherever_its_value_goes(line: str, error: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_runtime(line.split(), Environment())
+    assert str(refused.value) == error
