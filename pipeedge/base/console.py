@@ -1,41 +1,82 @@
-"""Output for people: wide enough for every table, and safe if the reader goes away."""
+"""Output for people: tables that fit the terminal, and safe if the reader goes away."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeedge.base.streams import stop_printing, unprinted
 from pipeedge.base.wording import printable, shortened
 
-__all__ = ["StandardError", "StandardOutput", "fitted"]
+__all__ = ["Column", "StandardError", "StandardOutput", "print_table"]
 
 _WIDTH = 120
 """Columns assumed for a file or pipe, which has no width. A narrower table would truncate its figures."""
 
 _ANY_WIDTH = 10_000
 _SHORTEST = 6
-"""Characters below which names are not shortened further; the table then wraps."""
-_TITLE = "host"
+"""Characters below which names are not shortened."""
+_ROOMY = 100
+"""Width in characters below which tables are compact, to leave room for names and figures."""
 
 
-def fitted(table: Callable[[Sequence[str]], Table], names: Sequence[str], console: Console) -> Table:
-    """Return the table with its names shortened to the width its other columns leave, still distinct.
+@dataclass(frozen=True)
+class Column:
+    """A column of a table that fits the terminal."""
 
-    Args:
-        table: Builds the table, given a name for each row.
-        names: Full names, one a row.
-        console: Console on which the table will be printed.
-    """
-    wide = console.options.update(width=_ANY_WIDTH)
-    room = console.width - console.measure(table([""] * len(names)), options=wide).maximum
-    # The column is at least as wide as its title, which was counted.
-    return table(shortened(names, max(_SHORTEST, room + len(_TITLE))))
+    title: str
+    cells: Sequence[str]
+    left: bool = False
+    """Whether it is aligned to the left."""
+    names: bool = False
+    """Whether its cells are names, which can be shortened and stay distinct."""
+    rank: int = 0
+    """The columns with the highest rank are left out first where there is no room; those of rank 0 never."""
+
+
+def print_table(console: Console, columns: Sequence[Column]) -> None:
+    """Print a table without wrapping it: shorten names, then leave columns out, and say which."""
+    columns = [column for column in columns if any(column.cells)]
+    shown, left_out = list(columns), list[Column]()
+    while _width(_table(_shortened(shown, _SHORTEST), console), console) > console.width:
+        last = max(shown, key=lambda column: column.rank)
+        if not last.rank:
+            break
+        shown.remove(last)
+        left_out.insert(0, last)
+    without_names = [replace(one, cells=[""] * len(one.cells)) if one.names else one for one in shown]
+    titles = sum(len(one.title) for one in shown if one.names)  # counted, and each column is as wide
+    room = console.width - _width(_table(without_names, console), console) + titles
+    console.print(_table(_shortened(shown, max(_SHORTEST, room)), console), highlight=False)
+    if left_out:
+        titles_left_out = ", ".join(dict.fromkeys(one.title for one in left_out))
+        console.print(f"no room for: {titles_left_out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _shortened(columns: Sequence[Column], width: int) -> list[Column]:
+    return [replace(one, cells=shortened(one.cells, width)) if one.names else one for one in columns]
+
+
+def _table(columns: Sequence[Column], console: Console) -> Table:
+    padding = 1 if console.width >= _ROOMY else 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
+    for one in columns:
+        table.add_column(one.title, justify="left" if one.left else "right", overflow="fold")
+    for cells in zip(*(one.cells for one in columns), strict=True):
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _width(table: Table, console: Console) -> int:
+    return console.measure(table, options=console.options.update(width=_ANY_WIDTH)).maximum
 
 
 class _SafeConsole(Console):

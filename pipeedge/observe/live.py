@@ -20,6 +20,7 @@ from pipeedge.control.liveness import StageWork
 
 if TYPE_CHECKING:  # rich takes a while to import, and a short run shows nothing
     from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 __all__ = ["Display", "DisplayState", "Progress", "StageShown"]
@@ -31,6 +32,7 @@ _NOW_S = 5.0
 _BEATS = 6
 """Heartbeats over which a stage's fractions are averaged; a microbatch may take longer than one second."""
 _BAR = 24
+_ANY_WIDTH = 10_000
 _FELT = 0.05
 """Smallest fraction of time spent waiting for input that is shown."""
 _BUSY, _INPUT, _LINK = "█", "░", "▒"
@@ -190,9 +192,9 @@ class Display:
             redirect_stdout=not console.stderr,
             redirect_stderr=sys.stderr.isatty(),
         ) as live:
-            live.update(_table(self._now()), refresh=True)
+            live.update(_table(self._now(), console), refresh=True)
             while not self._ending.wait(_TABLE_S):
-                live.update(_table(self._now()), refresh=True)
+                live.update(_table(self._now(), console), refresh=True)
 
     def _show_lines(self, console: Console) -> None:
         wait_s = max(0.0, _LINE_S - _TABLE_S)
@@ -205,25 +207,45 @@ class Display:
             return self._progress.at(self._clock(), self._items(), self._waited_s())
 
 
-def _table(shown: DisplayState) -> RenderableType:
+def _table(shown: DisplayState, console: Console) -> RenderableType:
+    """Return the display, with as many of its columns as the console has room for."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
     from rich.text import Text
 
-    head = Table.grid(padding=(0, 2))
-    head.add_row(
-        ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR),
-        Text(f"{figure(shown.items)} of {count(shown.total, 'item')}"),
-        Text(_rate_text(shown)),
-        Text(_input(shown)),
-    )
-    stages = Table.grid(padding=(0, 2))
-    for stage in shown.stages:
-        stages.add_row(
-            f"stage {stage.stage}, rank {stage.rank}", _bar(stage), Text(_parts(stage)), _bits(stage)
-        )
-    return Group(head, stages)
+    done = f"{figure(shown.items)} of {count(shown.total, 'item')}"
+    bar = ProgressBar(total=max(1, shown.total), completed=shown.items, width=_BAR)
+    rate, waits = Text(_rate_text(shown)), Text(_input(shown))
+    heads: list[list[RenderableType]] = [
+        [bar, Text(done), rate, waits],
+        [Text(done), rate, waits],
+        [Text(done), rate],
+        [Text(done)],
+    ]
+    full: list[list[RenderableType]] = [
+        [f"stage {one.stage}, rank {one.rank}", _bar(one), _parts(one), _bits(one)] for one in shown.stages
+    ]
+    grids: list[list[list[RenderableType]]] = [
+        full,
+        [[name, bars, parts] for name, bars, parts, _ in full],
+        [[name, parts] for name, _, parts, _ in full],
+        [[f"stage {one.stage}", _parts(one)] for one in shown.stages],
+        [[f"stage {one.stage}", f"{one.busy:.0%} busy"] for one in shown.stages],
+    ]
+    return Group(_first_that_fits([[head] for head in heads], console), _first_that_fits(grids, console))
+
+
+def _first_that_fits(choices: Sequence[Sequence[Sequence[RenderableType]]], console: Console) -> Table:
+    """Return the first choice of rows that is no wider than the console, or the last one."""
+    from rich.table import Table
+
+    for rows in choices:
+        grid = Table.grid(padding=(0, 2))
+        for row in rows:
+            grid.add_row(*row)
+        if console.measure(grid, options=console.options.update(width=_ANY_WIDTH)).maximum <= console.width:
+            break
+    return grid
 
 
 def _bar(stage: StageShown) -> Text:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from pipeedge.base.wording import figure, percent
+from pipeedge.base.wording import excerpt, figure, percent
 from pipeedge.report.bottleneck import find_bottleneck
 from pipeedge.report.charts import si
 from pipeedge.report.saved import SavedRun, SavedStage
@@ -187,8 +187,14 @@ def _words(command: str | None) -> list[str]:
     return joined
 
 
-def compare_lines(a: SavedRun, b: SavedRun) -> list[str]:
-    """Return the comparison as lines for a terminal."""
+def compare_lines(a: SavedRun, b: SavedRun, room: int | None = None) -> list[str]:
+    """Return the comparison as lines for a terminal.
+
+    Args:
+        a: First run.
+        b: Second run.
+        room: Width in characters that the table should not exceed, or None for any.
+    """
     groups = compare_runs(a, b)
     rows = [(group.title, row) for group in groups for row in group.rows]
     widths = [
@@ -196,13 +202,22 @@ def compare_lines(a: SavedRun, b: SavedRun) -> list[str]:
         for texts in zip(*((row.name, row.a, row.b) for _, row in rows), strict=True)
     ]
     lines = [f"A  {a.name} ({_kind(a)})", f"B  {b.name} ({_kind(b)})"]
+    wide = 2 * len(widths) + sum(widths)
+    changes = room is None or wide + _CHANGE <= room  # they follow from the others
+    if room is not None:
+        half = max(_NARROWEST, (room - 2 * len(widths) - _NARROWEST) // 2)
+        widths[1:] = [min(width, half) for width in widths[1:]]
+        wide = 2 * len(widths) + sum(widths)
+        widths[0] = max(_NARROWEST, min(widths[0], room - (wide - widths[0]) - _CHANGE * changes))
     for group in groups:
         lines += ["", group.title]
-        lines += [
-            f"  {row.name:<{widths[0]}}  {row.a:>{widths[1]}}  {row.b:>{widths[2]}}  {row.change:>8}".rstrip()
-            for row in group.rows
-        ]
-    lines.append("")
+        for row in group.rows:
+            cells = [row.name, row.a, row.b]
+            if room is not None:
+                cells = [excerpt(text, width) for text, width in zip(cells, widths, strict=True)]
+            line = f"  {cells[0]:<{widths[0]}}  {cells[1]:>{widths[1]}}  {cells[2]:>{widths[2]}}"
+            lines.append((line + f"{row.change:>{_CHANGE}}" * changes).rstrip())
+    lines += [""] if changes else ["", "no room for: change", ""]
     for letter, run in (("A", a), ("B", b)):
         lines += [f"{letter}: {line}" for line in _bottleneck(run)]
     return lines
@@ -219,6 +234,10 @@ def summary_lines(run: SavedRun) -> list[str]:
 
 _WIDEST = 24
 """Widest column in characters on a terminal; longer texts stick out."""
+_NARROWEST = 12
+"""Characters below which a name is not shortened."""
+_CHANGE = 10
+"""Width of the column of changes, with the space before it."""
 
 
 def _bottleneck(run: SavedRun) -> Iterator[str]:

@@ -97,10 +97,11 @@ def main() -> NoReturn:
     """Make the page that the command line asks for, and end the process."""
 
     def report() -> None:
-        lines = make_report(parse_report(sys.argv[1:]))
+        request = parse_report(sys.argv[1:])
         from pipeedge.base.console import StandardOutput
 
         console = StandardOutput()
+        lines = make_report(request, console.width if console.is_terminal else None)
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -108,8 +109,12 @@ def main() -> NoReturn:
     end(program, guard(program, report, verbose="--verbose" in sys.argv))
 
 
-def make_report(request: ReportRequest) -> list[str]:
+def make_report(request: ReportRequest, room: int | None = None) -> list[str]:
     """Write the page; return the lines to print about it.
+
+    Args:
+        request: What to read and to write.
+        room: Width in characters for tables, or None for any.
 
     Raises:
         RequestError: A report is malformed or cannot be read, or the page cannot be written or would replace
@@ -126,7 +131,7 @@ def make_report(request: ReportRequest) -> list[str]:
     if len(runs) == 1:
         page, lines = render_run(runs[0]), summary_lines(runs[0])
     else:
-        page, lines = render_comparison(*runs), compare_lines(*runs)
+        page, lines = render_comparison(*runs), compare_lines(runs[0], runs[1], room)
     write_whole(request.page, page, "-o/--output")
     return [*lines, f"page        {named_output(request.page, replaced)}"]
 

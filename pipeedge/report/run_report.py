@@ -8,12 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from pipeedge.base.console import fitted
+from pipeedge.base.console import Column, print_table
 from pipeedge.base.files import named_output, write_whole
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
@@ -232,12 +229,11 @@ def print_report(
         f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
-    hosts = [plan.host or "" for plan in report.schedule.stages]
-    stages = fitted(lambda names: _stage_table(report, names, console.width), hosts, console)
-    console.print(stages, highlight=False)
+    print_table(console, _stage_columns(report))
     if report.comparison is not None and report.comparison.stages:
-        console.print(_comparison_table(report.comparison), highlight=False)
+        print_table(console, _comparison_columns(report.comparison))
     lines = list(_summary_lines(report))
     for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
         if path is not None:
@@ -289,25 +285,27 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
 
 _LISTED = 20
 """Largest number of skipped inputs that are listed on a terminal."""
-_ROOMY = 100
-"""Width in characters below which the table is compact, to leave room for names and figures."""
 
 
-def _stage_table(report: RunReport, hosts: Sequence[str], width: int) -> Table:
-    """Return the table of stages, without the column of hosts if none has a name."""
-    padding = 1 if width >= _ROOMY else 0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, padding, 0, 0))
-    named = any(plan.host for plan in report.schedule.stages)
-    columns = ("stage", "rank", *(("host",) if named else ()), "layers", "params", "compute", "wait")
-    for name in (*columns, "send", "sent", "busy", "peak"):
-        table.add_column(name, justify="left" if name in ("host", "layers") else "right", overflow="fold")
+def _stage_columns(report: RunReport) -> list[Column]:
+    """Return the table of stages; the column of hosts is empty if none has a name."""
     known = {stats.stage: stats for stats in report.stages}
-    for stage, (plan, host) in enumerate(zip(report.schedule.stages, hosts, strict=True)):
-        figures = _figure_cells(known[stage]) if stage in known else ("-",) * 7
-        table.add_row(
-            str(stage), str(plan.rank), *((escape(host),) if named else ()), str(plan.layers), *figures
-        )
-    return table
+    plans = report.schedule.stages
+    figures = [_figure_cells(known[stage]) if stage in known else ("-",) * 7 for stage in range(len(plans))]
+    params, compute, wait, send, sent, busy, peak = zip(*figures, strict=True)
+    return [
+        Column("stage", [str(stage) for stage in range(len(plans))]),
+        Column("rank", [str(plan.rank) for plan in plans], rank=2),
+        Column("host", [plan.host or "" for plan in plans], left=True, names=True, rank=1),
+        Column("layers", [str(plan.layers) for plan in plans], left=True),
+        Column("params", params, rank=6),
+        Column("compute", compute),
+        Column("wait", wait, rank=3),
+        Column("send", send, rank=5),
+        Column("sent", sent, rank=7),
+        Column("busy", busy),
+        Column("peak", peak, rank=4),
+    ]
 
 
 def _figure_cells(stats: StageStats) -> tuple[str, ...]:
@@ -339,14 +337,17 @@ def _predicted_energy_lines(prediction: Prediction | None) -> Iterator[str]:
         yield f"{figure(prediction.joules_per_item)} J an item predicted, on the hosts that take part"
 
 
-def _comparison_table(comparison: Comparison) -> Table:
+def _comparison_columns(comparison: Comparison) -> list[Column]:
     """Return the table of stages with predicted and measured times."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("stage", "compute", "predicted", "error", "link out", "predicted", "error"):
-        table.add_column(name, justify="right", overflow="fold")
-    for stage in comparison.stages:
-        table.add_row(str(stage.stage), *_comparison_cells(stage.compute), *_comparison_cells(stage.link))
-    return table
+    compute = [_comparison_cells(stage.compute) for stage in comparison.stages]
+    link = [_comparison_cells(stage.link) for stage in comparison.stages]
+    columns = [Column("stage", [str(stage.stage) for stage in comparison.stages])]
+    for what, cells, rank in (("compute", compute, 0), ("link out", link, 2)):
+        measured, predicted, errors = zip(*cells, strict=True)
+        columns.append(Column(what, measured, rank=rank))
+        columns.append(Column("predicted", predicted, rank=rank + 1))
+        columns.append(Column("error", errors, rank=rank))
+    return columns
 
 
 def _comparison_cells(figures: PredictedFigure | None) -> tuple[str, str, str]:

@@ -169,28 +169,27 @@ def _become(bed: TestBed, host: str, command: Sequence[str]) -> NoReturn:
 
 
 def _show(bed: TestBed) -> None:
-    from rich import box
-    from rich.table import Table
+    from pipeedge.base.console import Column, StandardOutput, print_table
 
-    from pipeedge.base.console import StandardOutput
-
-    table = Table(box=box.SIMPLE)
-    for column in ("host", "type", "address", "bandwidth", "processors", "memory", "processes"):
-        table.add_column(column, overflow="fold")
-    for host in bed.journal.hosts:
-        usage = bed.usage(host.name)
-        table.add_row(
-            host.name,
-            host.type_name,
-            host.address,
-            f"{figure(host.bw_bytes_per_s * 8 / 2**20, 6)} Mbps",
-            "any" if host.cpu_fraction is None else f"{figure(host.cpu_fraction, 6)}",
-            f"{usage.mem_bytes >> 20}/{host.mem_bytes >> 20} MB",
-            str(usage.processes),
-        )
+    hosts = bed.journal.hosts
+    usages = [bed.usage(host.name) for host in hosts]
+    parts = ["any" if host.cpu_fraction is None else f"{figure(host.cpu_fraction, 6)}" for host in hosts]
+    bandwidths = [f"{figure(host.bw_bytes_per_s * 8 / 2**20, 6)} Mbps" for host in hosts]
+    memory = [
+        f"{one.mem_bytes >> 20}/{host.mem_bytes >> 20} MB" for one, host in zip(usages, hosts, strict=True)
+    ]
     console = StandardOutput(result=True)
-    console.print(f"test bed {bed.journal.name}: {count(len(bed.journal.hosts), 'host')}", highlight=False)
-    console.print(table)
+    console.print(f"test bed {bed.journal.name}: {count(len(hosts), 'host')}", highlight=False)
+    columns = [
+        Column("host", [host.name for host in hosts], left=True),
+        Column("type", [host.type_name for host in hosts], left=True, rank=4),
+        Column("address", [host.address for host in hosts], left=True),
+        Column("bandwidth", bandwidths, left=True, rank=1),
+        Column("processors", parts, left=True, rank=2),
+        Column("memory", memory, left=True, rank=3),
+        Column("processes", [str(one.processes) for one in usages], left=True, rank=5),
+    ]
+    print_table(console, columns)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from pipeedge.base.console import Column, print_table
 from pipeedge.base.files import named_output
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.timeline import ThreadState, Timeline, stages_label
@@ -180,29 +179,28 @@ def print_report(
     report: TrainingReport, console: Console, saved: Path | None, replaced: Collection[Path] = ()
 ) -> None:
     """Print a table of the workers, and the figures of the whole training."""
-    table = Table(box=box.SIMPLE)
-    for column in ("worker", "stages", "layers", "forward", "backward", "update", "waiting", "peak memory"):
-        table.add_column(
-            column, justify="left" if column in ("stages", "layers") else "right", overflow="fold"
-        )
-    for worker, record in sorted(report.records.items()):
-        stages = report.stages_of(worker)
-        of: dict[ThreadState, float] = {}
-        for _, doing, seconds in record.work.seconds:
-            of[doing] = of.get(doing, 0.0) + seconds
-        waiting = max(0.0, report.elapsed_s - record.work.work_s)
-        table.add_row(
-            str(worker),
-            stages_label(stages).partition(" ")[2],
-            " ".join(str(report.layers[stage]) for stage in stages),
-            *(
-                f"{of.get(d, 0.0):.2f} s"
-                for d in (ThreadState.FORWARD, ThreadState.BACKWARD, ThreadState.UPDATE)
-            ),
-            f"{waiting / report.elapsed_s:.1%}" if report.elapsed_s else "",
-            f"{report.peak_mb(worker):.0f} MB",
-        )
-    console.print(table)
+    workers = sorted(report.records)
+    of: list[dict[ThreadState, float]] = [{} for _ in workers]
+    for worker, seconds_of in zip(workers, of, strict=True):
+        for _, doing, seconds in report.records[worker].work.seconds:
+            seconds_of[doing] = seconds_of.get(doing, 0.0) + seconds
+    stages = [report.stages_of(worker) for worker in workers]
+    waiting = [max(0.0, report.elapsed_s - report.records[worker].work.work_s) for worker in workers]
+
+    def spent(doing: ThreadState) -> list[str]:
+        return [f"{each.get(doing, 0.0):.2f} s" for each in of]
+
+    columns = [
+        Column("worker", list(map(str, workers))),
+        Column("stages", [stages_label(each).partition(" ")[2] for each in stages], left=True, rank=3),
+        Column("layers", [" ".join(str(report.layers[one]) for one in each) for each in stages], left=True),
+        Column("forward", spent(ThreadState.FORWARD), rank=1),
+        Column("backward", spent(ThreadState.BACKWARD), rank=2),
+        Column("update", spent(ThreadState.UPDATE), rank=5),
+        Column("waiting", [f"{each / report.elapsed_s:.1%}" if report.elapsed_s else "" for each in waiting]),
+        Column("peak memory", [f"{report.peak_mb(worker):.0f} MB" for worker in workers], rank=4),
+    ]
+    print_table(console, columns)
     times = report.batch_seconds
     if times:
         console.print(

@@ -146,12 +146,13 @@ std::string joint_yaml(const NamedJoint& joint, const JointSolution& solution) {
 }
 
 std::string joint_explanation(const NamedJoint& joint, const JointSolution& solution, const Options& options,
-                              const std::vector<NextBest>& others) {
+                              const std::vector<NextBest>& others, std::size_t room) {
   using Align = Table::Align;
   const std::vector<std::string> names = host_names(joint.problem);
   const JointCosts costs = evaluate(joint.problem, solution.stages);
   Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
-               Align::kRight, Align::kRight, Align::kRight});
+               Align::kRight, Align::kRight, Align::kRight},
+              {8, 2, 9, 6, 4, 7});
   table.row({"stage", "host", "type", "layers", "dtype", "compute, s", "link out, s", "bits out", "loss",
              "memory, MB"});
   const bool data = joint.problem.settings.front().problem.data_host >= 0;
@@ -170,7 +171,7 @@ std::string joint_explanation(const NamedJoint& joint, const JointSolution& solu
   }
   std::string text = yaml::printable(joint.model) + ": " + std::to_string(joint.problem.layers()) +
                      " layers, planned jointly for " + objective_name(options) + "\n" +
-                     table.text();
+                     table.text(room);
   text += "microbatch   " + figure_text(solution.batch_size) + " items\n";
   text += "bottleneck   " + bottleneck_words(names, solution, costs) + "\n";
   text += "throughput   " + rate_text(items_per_s(solution)) + "\n";

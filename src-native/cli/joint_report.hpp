@@ -1,6 +1,7 @@
 // A joint plan in words, as YAML and as JSON, and what other choices would cost. Pure.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,9 @@ struct NextBest {
 std::vector<NextBest> next_best(const JointProblem& problem, const JointSolution& solution, const Options& options);
 
 std::string joint_yaml(const NamedJoint& joint, const JointSolution& solution);
+// Its table leaves columns out if it would be wider than `room` characters, unless that is 0.
 std::string joint_explanation(const NamedJoint& joint, const JointSolution& solution, const Options& options,
-                              const std::vector<NextBest>& others);
+                              const std::vector<NextBest>& others, std::size_t room = 0);
 std::string joint_report_json(const NamedJoint& joint, const JointSolution& solution, const Options& options,
                               const std::vector<NextBest>& others);
 // The reason why there is no plan, as far as one of the limits is.

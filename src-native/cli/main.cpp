@@ -1,9 +1,13 @@
 // sched-pipeline: reads options and files, and prints a schedule, or the contents of the files. Makes no decisions
 // itself.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -57,6 +61,16 @@ void print(const std::string& text) {
       throw std::runtime_error("cannot write to standard output");
     }
   }
+}
+
+// Width of the terminal that shows standard error, or 0 if none does.
+std::size_t room_on_standard_error() {
+  if (isatty(STDERR_FILENO) == 0) return 0;
+  const char* given = std::getenv("COLUMNS");
+  const int columns = given != nullptr ? std::atoi(given) : 0;
+  if (columns > 0) return static_cast<std::size_t>(columns);
+  winsize size{};
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
 std::string read_standard_input() {
@@ -270,7 +284,7 @@ int run(const CommandLine& line, const Messages& messages) {
   }
   const Loss* const fatal = line.survive_loss && asked.losses ? first_fatal(*asked.losses) : nullptr;
   if (feasible && fatal == nullptr && line.format == Format::kYaml) print(schedule_yaml(problem, solution.stages));
-  if (feasible && line.explain) std::fputs(explanation(*report).c_str(), stderr);
+  if (feasible && line.explain) std::fputs(explanation(*report, room_on_standard_error()).c_str(), stderr);
   if (feasible && line.losses) {
     std::fputs(losses_text(problem, *asked.losses, line.solver.objective, report->items_per_s()).c_str(), stderr);
   }
@@ -339,7 +353,9 @@ int run_jointly(const CommandLine& line, const Messages& messages) {
   std::vector<NextBest> others;
   if (line.explain) others = next_best(joint.problem, solution, line.solver);
   if (line.format == Format::kYaml) print(joint_yaml(joint, solution));
-  if (line.explain) std::fputs(joint_explanation(joint, solution, line.solver, others).c_str(), stderr);
+  if (line.explain) {
+    std::fputs(joint_explanation(joint, solution, line.solver, others, room_on_standard_error()).c_str(), stderr);
+  }
   if (solution.status != Status::kOptimal) {
     messages.say("stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()));
   }

@@ -292,14 +292,15 @@ std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stag
 namespace {
 
 // The stages with their costs, a row each.
-std::string stage_table(const Report& report) {
+std::string stage_table(const Report& report, std::size_t room) {
   using Align = Table::Align;
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
   const std::size_t last = solution.stages.size() - 1;
   const bool data = problem.data_host >= 0;
   Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
-               Align::kRight, Align::kRight, Align::kRight, Align::kRight});
+               Align::kRight, Align::kRight, Align::kRight, Align::kRight},
+              {9, 5, 7, 2, 8, 6});
   table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "bits out",
              "memory, MB", "slack, s"});
   for (std::size_t i = 0; i <= last; ++i) {
@@ -314,7 +315,7 @@ std::string stage_table(const Report& report) {
                megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes),
                microseconds_text(solution.bottleneck_s - cost.worst_s())});
   }
-  return table.text();
+  return table.text(room);
 }
 
 std::string data_host_line(const Problem& problem, const Solution& solution) {
@@ -364,13 +365,13 @@ std::string in_one_line(const std::string& schedule) {
   return text;
 }
 
-std::string explanation(const Report& report) {
+std::string explanation(const Report& report, std::size_t room) {
   const Problem& problem = report.problem;
   const Solution& solution = report.solution;
   std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +
                      (problem.model.layers() == 1 ? " layer" : " layers") + ", microbatches of " +
                      std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
-                     ", for " + objective_name(report.objective) + "\n" + stage_table(report);
+                     ", for " + objective_name(report.objective) + "\n" + stage_table(report, room);
   if (problem.data_host >= 0) text += data_host_line(problem, solution);
   text += "bottleneck   " + report.bottleneck.words + "\n";
   text += "throughput   " + rate_text(report.items_per_s()) + "\n";

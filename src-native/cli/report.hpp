@@ -1,6 +1,7 @@
 // Explanation of a schedule: its bottleneck, its bound, and the hosts it does not use, with reasons. Pure.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -52,7 +53,7 @@ std::string quality_text(const Solution& solution);
 std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
 // The same, or a joint plan, for a sentence: "mb-0: [1, 24], rcc-0: [25, 48]".
 std::string in_one_line(const std::string& schedule);
-std::string explanation(const Report& report);
+std::string explanation(const Report& report, std::size_t room = 0);
 
 std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
                          const Solution& today, double items_per_s_today);

@@ -120,22 +120,33 @@ std::string yaml_name(const std::string& name) {
   return reserved ? quoted(name) : name;
 }
 
-std::string Table::text() const {
+std::string Table::text(std::size_t room) const {
   std::vector<std::size_t> widths(columns_.size(), 0);
   for (const auto& row : rows_) {
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+  }
+  std::size_t total = 2 * (columns_.size() - 1);
+  for (const std::size_t each : widths) total += each;
+  std::vector<bool> left_out(columns_.size(), false);
+  std::string titles;
+  for (const std::size_t column : spare_) {
+    if (room == 0 || total <= room) break;
+    left_out[column] = true;
+    total -= widths[column] + 2;
+    titles += (titles.empty() ? "" : ", ") + rows_.front()[column];
   }
   std::string out;
   for (const auto& row : rows_) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
+      if (left_out[i]) continue;
       const std::string pad(widths[i] - width(row[i]), ' ');
       line += (i == 0 ? "" : "  ") + (columns_[i] == Align::kRight ? pad + row[i] : row[i] + pad);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
   }
-  return out;
+  return titles.empty() ? out : out + "no room for: " + titles + "\n";
 }
 
 void JsonWriter::new_line() {

@@ -1,6 +1,7 @@
 // Numbers, names, tables and JSON as text.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,16 +24,20 @@ std::string quoted(std::string_view text);
 // quoted, because hosts may be named by rank.
 std::string yaml_name(const std::string& name);
 
-// Columns as wide as their widest cell, with two spaces between; the first row is the header.
+// Columns as wide as their widest cell, with two spaces between; the first row is the header. Where there is no
+// room for all, those in `spare` are left out, the first one first.
 class Table {
  public:
   enum class Align { kLeft, kRight };
-  explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
+  explicit Table(std::vector<Align> columns, std::vector<std::size_t> spare = {})
+      : columns_(std::move(columns)), spare_(std::move(spare)) {}
   void row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
-  std::string text() const;
+  // At most `room` characters wide, if that is not 0, and as narrow as it can be if there is less room.
+  std::string text(std::size_t room = 0) const;
 
  private:
   std::vector<Align> columns_;
+  std::vector<std::size_t> spare_;
   std::vector<std::vector<std::string>> rows_;
 };
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -656,3 +658,38 @@ def test_a_full_disk_is_an_error() -> None:
         done = subprocess.run([find_executable()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 1
     assert done.stderr == b"sched-pipeline: error: cannot write to standard output\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles", "left_out"),
+    [
+        (200, ["type", "slack, s"], ""),
+        (90, ["host", "type", "memory, MB"], "no room for: slack, s, link in, s, bits out"),
+        (
+            45,
+            ["stage", "host", "layers", "compute, s"],
+            "no room for: slack, s, link in, s, bits out, type, ",
+        ),
+    ],
+)
+def test_the_explanation_fits_the_terminal(columns: int, titles: list[str], left_out: str) -> None:
+    ours, theirs = os.openpty()
+    done = subprocess.Popen(
+        [find_executable(), "-m", "google/vit-base-patch16-224", "--explain"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": str(columns)},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # as Linux reports that the other end is closed
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert done.wait(60) == 0
+    lines = shown.decode().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("stage "))
+    assert all(title in lines[head] for title in titles)
+    assert all(len(line) <= columns for line in lines[head : head + 9])
+    assert lines[head + 9].startswith(left_out or "bottleneck")

@@ -92,6 +92,21 @@ def test_a_terminal_shows_an_updating_table(monkeypatch: pytest.MonkeyPatch, wid
     assert "stage 1" in text
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"), [(120, "8 bits"), (90, "▒"), (60, "link"), (45, "link"), (30, "busy")]
+)
+def test_the_table_leaves_columns_out_rather_than_wrap(width: int, shown: str) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    stages = tuple(live.StageShown(stage, stage, 0.5, 0.25, 0.25, 8) for stage in range(3))
+    state = live.DisplayState(2500, 100_000, 1234.5, 1200.4, 0.5, stages)
+    lines = console.render_lines(live._table(state, console), console.options, pad=False)
+    texts = ["".join(segment.text for segment in line) for line in lines]
+    assert len(texts) == 1 + len(stages)
+    assert all(len(text) <= width for text in texts)
+    assert texts[0].lstrip("━╸╺ ").startswith("2,500 of 100,000 items")
+    assert shown in texts[2]
+
+
 def test_durations_read_as_people_write_them() -> None:
     assert [live._duration(seconds) for seconds in (0, 59.6, 3599, 3600)] == [
         "0:00",

@@ -573,6 +573,10 @@ def test_two_runs_side_by_side() -> None:
     page = Page(render_comparison(*runs))
     assert sum(tag == "canvas" for tag, _ in page.tags) == 2
     assert any("throughput" in line and "+9" in line for line in compare_lines(*runs))
+    assert "no room for: change" not in compare_lines(*runs, room=90)
+    narrow = compare_lines(*runs, room=45)
+    assert "no room for: change" in narrow
+    assert all(len(line) <= 45 for line in narrow[: narrow.index("no room for: change")])
 
 
 def test_runs_of_different_shape_are_compared_too() -> None:
