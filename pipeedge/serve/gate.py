@@ -125,8 +125,9 @@ class _Bodies:
             self.drop(oldest)
 
     def drop(self, coming: _Coming) -> None:
-        """Forget a body that is not complete."""
-        if self._coming.pop(coming, _coming_no_more) is None:
+        """Forget a body that was not taken."""
+        if coming in self._coming:
+            del self._coming[coming]
             self._large -= _beyond_beginning(coming.size)
             coming.parts.clear()
 
@@ -138,9 +139,6 @@ class _Bodies:
     def release(self, body: bytes) -> None:
         """Forget a body that was taken."""
         self._large -= _beyond_beginning(len(body))
-
-
-_coming_no_more = object()
 
 
 def _beyond_beginning(size: int) -> int:

@@ -14,7 +14,7 @@ from pipeedge.serve.flights import QueueState
 from pipeedge.serve.watching import EpochState, PipelineWatch
 
 TWO = Schedule((StagePlan(LayerRange(0, 4), 0), StagePlan(LayerRange(4, 16), 2)))
-NOTHING = QueueState(0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = QueueState(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_stages_are_judged_by_their_recent_time() -> None:
