@@ -49,7 +49,7 @@ from pipeedge import Pipeline
 from pipeedge.data.cola import read_split
 from pipeedge.models import Model, find_model
 from pipeedge.models.weights.writing import write_random
-from pipeedge.run.under_way import Collected
+from pipeedge.run.progress import Collected
 
 DIGITS, VIT, BERT = "vit-digits", "google/vit-base-patch16-224", "bert-base-uncased"
 PAUSE_S = 0.02

@@ -3,9 +3,9 @@
     rank 0                                          every rank (0 too)
     ┌──────────────────┐      one TCP connection    ┌─────────────────┐
     │ Hub: HubState,   │<── hello, facts, beat, ───│ Member          │
-    │ sans I/O, behind │    ready, lost, done, ...  │  beats, waits   │
-    │ one selector     │─── plan, start, verdict, ─>│  for the plan,  │
-    │ thread           │    notice, summary, pace   │  gets verdicts  │
+    │ sans I/O, behind │    ready, passed, done, ...│  beats, waits   │
+    │ one selector     │─── plan, prepare, run, ───>│  for the plan,  │
+    │ thread           │    verdict, summary, pace  │  gets verdicts  │
     └──────────────────┘                            └─────────────────┘
 
 failures      the reason why a session ended, as data (pure)
@@ -14,21 +14,16 @@ liveness      diagnosis of silent, stuck and slow ranks (pure)
 load_deadline the time that a rank has for loading (pure)
 messages      a type for each kind of message, and its encoding (pure)
 announcement  the plan of a session, with what the hub has to know about it (pure)
-members       the ranks of a run that goes on after failures (pure)
+roster        the ranks that take part, and those that wait for a number (pure)
 attempts      the epochs that are active, and the links that have broken (pure)
-epochs        the hub's rules for going on after a failure; ``epoch_messages`` are what it says (pure)
-changing      the same for a better plan (pure)
-epoch_member  the rules of a rank for them (pure)
-ledger        the microbatches that are fed but not written (pure)
+changing      changing the plan of a run while it runs (pure)
+epochs        the hub's rules: which epoch is active, and what a loss changes; has the table (pure)
+epoch_member  the rules of a rank for them, with its table (pure)
 turns         ``epoch_member`` for the threads of a rank that do the work
-roster        the ranks that take part, and the phase of each (pure)
 attendance    admission of ranks, and the ranks that are missing or left out (pure)
 telemetry     data that the hub forwards but does not decide by (pure)
-verdicts      the findings of a diagnosis, in words (pure)
-failover      the hub's epochs, joined to the ranks of the session (pure)
-watch         the ages that a diagnosis needs (pure)
-judge         what follows from a failure (pure)
-rules         the hub's reaction to each message (pure)
+watch         the ages that a diagnosis needs, and its findings in words (pure)
+rules         the hub's reaction to each message, lost rank, and moment (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
 connection    a socket with such an end; ``callers`` are those that the hub has accepted
 hub           the thread that serves the rules

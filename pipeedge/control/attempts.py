@@ -1,18 +1,18 @@
-"""Attempts to run a plan: the active epoch, another one beside it, and the faults that have ended some. Pure.
+"""Attempts to run a plan: the active epoch, the next one beside it, and the faults that have ended some.
 
 The hub's rules (``pipeedge.control.epochs``) decide what happens to an attempt; here is what they have to
-remember for that. A *part* is what one rank does in one epoch.
+remember for that. A *part* is what one rank does in one epoch. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pipeedge.control.members import MemberTable
+from pipeedge.control.roster import Members, Roster
 
-__all__ = ["EpochAttempt", "Attempts", "Faults", "Part"]
+__all__ = ["Attempts", "EpochAttempt", "Faults", "Part"]
 
 Part: TypeAlias = tuple[int, int]
 """Number of an epoch, and rank of a participant."""
@@ -23,50 +23,61 @@ class EpochAttempt:
     """An epoch and its participants, some of which may have been lost."""
 
     number: int
-    participants: frozenset[int]
+    participants: Members = field(default_factory=dict)
 
 
 class Attempts:
     """The active epochs, and the parts of them that the hub waits for.
 
     Args:
-        members: members of the run; a rank that is none has no part that anybody waits for.
+        roster: the ranks; one that is lost has no part that anybody waits for.
     """
 
-    def __init__(self, members: MemberTable) -> None:
-        self.current = EpochAttempt(0, frozenset())
-        """The latest epoch that ran or was to run; one beside it counts once it has taken its place."""
-        self.beside: EpochAttempt | None = None
+    def __init__(self, roster: Roster) -> None:
+        self.current = EpochAttempt(0)
+        """The latest epoch that ran or was to run; the next one counts once it has taken its place."""
+        self.next: EpochAttempt | None = None
         """The epoch that is prepared, dropped or run beside it."""
         self.awaited: set[Part] = set()
         """Parts that have not prepared, or not stopped."""
-        self._members = members
+        self._roster = roster
         self._latest = 0  # number of the latest attempt, which may have been dropped
         self._passed: set[Part] = set()
 
-    # -- beginnings -------------------------------------------------------------------------------
-
-    def prepare(self, ranks: Iterable[int]) -> EpochAttempt:
+    def begin(self, ranks: Iterable[int]) -> EpochAttempt:
         """Begin an attempt in place of the current one, and wait until it is prepared."""
         self.current, self._passed = self._begin(ranks), set()
         return self.current
 
-    def prepare_beside(self, ranks: Iterable[int]) -> EpochAttempt:
+    def begin_next(self, ranks: Iterable[int]) -> EpochAttempt:
         """Begin an attempt beside the current one, and wait until it is prepared."""
-        self.beside = self._begin(ranks)
-        return self.beside
+        self.next = self._begin(ranks)
+        return self.next
 
     def _begin(self, ranks: Iterable[int]) -> EpochAttempt:
         self._latest += 1
-        attempt = EpochAttempt(self._latest, frozenset(ranks))
-        self.awaited = self._parts(attempt)
+        members = self._roster.members
+        attempt = EpochAttempt(self._latest, {rank: members[rank] for rank in ranks})
+        self.awaited = set(self.parts(attempt))
         return attempt
 
     # -- answers ----------------------------------------------------------------------------------
 
+    def parts(self, attempt: EpochAttempt | None) -> list[Part]:
+        """Return the parts of an epoch whose ranks are the members still that it began with, in order."""
+        if attempt is None:
+            return []
+        here = self._roster.members
+        return [
+            (attempt.number, rank)
+            for rank, incarnation in sorted(attempt.participants.items())
+            if here.get(rank) == incarnation
+        ]
+
     def check_has(self, *parts: Part) -> None:
         """Raise ValueError unless these are parts of active epochs."""
-        if not all(self._has(part) for part in parts):
+        active = {one.number: one.participants for one in (self.current, self.next) if one is not None}
+        if not all(rank in active.get(epoch, {}) for epoch, rank in parts):
             raise ValueError("a message about a part that the rank does not have")
 
     def strike_off(self, part: Part) -> None:
@@ -83,51 +94,29 @@ class Attempts:
         """Note that all microbatches of an epoch have passed one of its ranks."""
         self._passed.add(part)
 
+    def has_passed(self, rank: int) -> bool:
+        """Return whether all microbatches of the current epoch have passed a rank."""
+        return (self.current.number, rank) in self._passed
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether all microbatches of the current epoch have passed all of its ranks."""
+        return self._passed.issuperset(self.parts(self.current))
+
     # -- ends -------------------------------------------------------------------------------------
 
-    def stop(self, *, is_dropping: bool) -> list[Part]:
-        """Wait until all parts have stopped; return those that do not know it yet, in order.
+    def stop(self, *attempts: EpochAttempt | None) -> list[Part]:
+        """Wait, too, until the parts of these epochs have stopped; return them in order."""
+        parts = [part for attempt in attempts for part in self.parts(attempt)]
+        self.awaited |= set(parts)
+        return parts
 
-        Args:
-            is_dropping: whether the epoch beside the current one is being dropped, as its parts know.
-        """
-        parts = self._parts(self.current)
-        known = self.awaited if is_dropping else set[Part]()
-        if self.beside is not None and not is_dropping:
-            parts |= self._parts(self.beside)
-        self.beside, self.awaited = None, parts | known
-        return sorted(parts)
-
-    def drop(self, attempt: EpochAttempt) -> list[Part]:
-        """Wait until the parts of the epoch beside the current one have stopped; return them in order."""
-        self.awaited = self._parts(attempt)
-        return sorted(self.awaited)
-
-    def replace_if_passed(self) -> EpochAttempt | None:
-        """Let the epoch beside the current one take its place, once all of that has passed.
-
-        Returns:
-            The epoch that was replaced, with the participants that are members still; None if it goes on.
-        """
-        parts = self._parts(self.current)
-        if self.beside is None or not parts <= self._passed:
-            return None
-        replaced = EpochAttempt(self.current.number, frozenset(rank for _, rank in parts))
-        self.current, self.beside = self.beside, None
-        self._passed = {part for part in self._passed if part[0] == self.current.number}
+    def replace(self) -> EpochAttempt:
+        """Let the next epoch take the place of the current one; return the one that it was."""
+        replaced = self.current
+        if self.next is not None:
+            self.current, self.next = self.next, None
         return replaced
-
-    # -- details ----------------------------------------------------------------------------------
-
-    def _has(self, part: Part) -> bool:
-        epoch, rank = part
-        if self.beside is not None and epoch == self.beside.number:
-            return rank in self.beside.participants
-        return epoch == self.current.number and rank in self.current.participants
-
-    def _parts(self, attempt: EpochAttempt) -> set[Part]:
-        """Return the parts of an epoch whose ranks are members still."""
-        return {(attempt.number, rank) for rank in attempt.participants if rank in self._members}
 
 
 class Faults:

@@ -9,10 +9,10 @@ from msgspec import Raw
 from pipeedge.base.errors import EXIT_REQUEST
 from pipeedge.base.wording import count, figure, plural
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.messages import Brief, Hello, Message, Notice, Verdict, Waiting
-from pipeedge.control.roster import Roster, Seat
+from pipeedge.control.messages import Brief, Facts, Hello, Notice, Planned, Verdict, Waiting
+from pipeedge.control.roster import Claim, Outgoing, Roster
 
-__all__ = ["Attendance", "Terms"]
+__all__ = ["Attendance", "Newcomer", "Terms"]
 
 _LOSSES = frozenset({FailureKind.GONE, FailureKind.SILENT, FailureKind.HUNG})
 """Kinds of failures by which a rank is lost without a word of its own."""
@@ -47,11 +47,22 @@ class Terms:
     """Length of the longest message that a rank may send, in bytes."""
 
 
+@dataclass(frozen=True)
+class Newcomer:
+    """A process that wants to be a spare, and whose facts rank 0 has to compare with those of the members."""
+
+    rank: int
+    connection: int
+    facts: Raw
+
+
 class Attendance:
     """Rules for admitting ranks. Messages to send are returned as (connection, message).
 
     A rank is admitted when it has introduced itself. Before the plan, a rank that is not required is left out
-    if it is lost or late; it may come again as long as ranks are admitted.
+    if it is lost or late; it may come again as long as ranks are admitted. In a session that goes on after
+    losses, ranks may come after the plan, too: one is a spare once its facts agree with those of the others,
+    and one whose number is taken waits until the rank that has it is heard or lost.
     """
 
     def __init__(self, roster: Roster, terms: Terms, now: float) -> None:
@@ -67,9 +78,7 @@ class Attendance:
 
     # -- connections ------------------------------------------------------------------------------
 
-    def admit(
-        self, connection: int, hello: Hello | None, now: float
-    ) -> tuple[list[tuple[int, Message]], Failure | None]:
+    def admit(self, connection: int, hello: Hello | None, now: float) -> tuple[Outgoing, Failure | None]:
         """Handle a hello; return the reply, and the reason if it ends the session for all.
 
         Args:
@@ -103,10 +112,9 @@ class Attendance:
         if rank in self._roster.left_out and not self._admits_again(now):
             return self._send_away(connection, self._lateness(rank, f"rank {rank} (on {host})")), None
         self._roster.left_out.pop(rank, None)
-        self._roster.seats[rank] = Seat(connection, host, now)
-        self._roster.rank_of[connection] = rank
+        self._roster.seat(rank, connection, host, now)
         brief = self._terms.brief
-        outgoing: list[tuple[int, Message]] = [] if brief is None else [(connection, Brief(brief))]
+        outgoing: Outgoing = [] if brief is None else [(connection, Brief(brief))]
         if self._told_absent and not self._roster.absent() and not self._roster.left_out:
             outgoing += self._roster.to_all(Waiting(f"all {figure(size)} ranks are here", over=True))
         if rank == 0 and self._stranger_untold and self._roster.absent():
@@ -119,11 +127,13 @@ class Attendance:
 
     def forget(self, connection: int) -> bool:
         """Forget a connection that has closed; return whether it had been refused."""
+        claims = self._roster.claims
+        self._roster.claims = {rank: one for rank, one in claims.items() if one.connection != connection}
         sent_away = connection in self._sent_away
         self._sent_away.discard(connection)
         return sent_away
 
-    def stranger(self, what: str, now: float, *, has_other_key: bool = False) -> list[tuple[int, Message]]:
+    def stranger(self, what: str, now: float, *, has_other_key: bool = False) -> Outgoing:
         """Tell rank 0 about a process that was not admitted, as it may have been meant to be a rank.
 
         Args:
@@ -141,11 +151,54 @@ class Attendance:
             return []
         return [] if now < self._stranger_told_at + _TELL_AGAIN_S else self._tell_stranger(now)
 
-    def _tell_stranger(self, now: float) -> list[tuple[int, Message]]:
+    def _tell_stranger(self, now: float) -> Outgoing:
         self._stranger_untold = False
         self._stranger_told_at = now
         line = f"{self._stranger}; ranks still missing: {_listed(self._roster.absent())}"
         return [(self._roster.seats[0].connection, Notice(line))]
+
+    # -- ranks that come after the plan -----------------------------------------------------------
+
+    def newcomer(self) -> Newcomer | None:
+        """Return a process whose facts are to be compared, or None."""
+        for rank, seat in self._roster.seats.items():
+            if seat.facts is not None and not seat.agrees:
+                return Newcomer(rank, seat.connection, seat.facts)
+        return None
+
+    def agrees(self, connection: int, plan: Raw) -> Outgoing:
+        """Take a process, whose facts agree with those of the others, for a spare."""
+        rank = self._roster.rank_of.get(connection)
+        if rank is None:
+            return []
+        self._roster.seats[rank].agrees = True
+        host = self._roster.seats[rank].host  # its number may still go by the stage of the process before it
+        line = f"rank {rank} (on {host}) has joined, and is there to take the place of another"
+        return [(connection, Planned(plan)), *self._roster.to_all(Notice(line))]
+
+    def claim(self, connection: int, hello: Hello) -> Outgoing:
+        """Let a process wait for word of the rank that has its number."""
+        replaced = self._roster.claims.pop(hello.rank, None)
+        self._roster.claims[hello.rank] = Claim(connection, hello.host)
+        return [] if replaced is None else self._refuse_claim(hello.rank, replaced)
+
+    def claims(self, connection: int) -> bool:
+        """Return whether a process waits for word of the rank that has its number."""
+        return any(claim.connection == connection for claim in self._roster.claims.values())
+
+    def keep(self, connection: int, message: object) -> None:
+        """Keep the facts that a waiting process states meanwhile; its heartbeats do not matter."""
+        for claim in self._roster.claims.values():
+            if claim.connection == connection and isinstance(message, Facts):
+                claim.facts = message.facts
+
+    def heard(self, rank: int) -> Outgoing:
+        """Note that a rank lives, whatever it said; refuse a process that wants to have its number."""
+        claim = self._roster.claims.pop(rank, None)
+        return [] if claim is None else self._refuse_claim(rank, claim)
+
+    def _refuse_claim(self, rank: int, claim: Claim) -> Outgoing:
+        return self._refuse(claim.connection, f"rank {rank} has already joined: start each rank once")
 
     # -- passage of time --------------------------------------------------------------------------
 
@@ -161,7 +214,7 @@ class Attendance:
         absent = [rank for rank in self._roster.absent() if is_mistake or not self._may_be_absent(rank)]
         return Failure(FailureKind.ABSENT, self._never_appeared(absent), absent[0]) if absent else None
 
-    def close(self, now: float) -> list[tuple[int, Message]]:
+    def close(self, now: float) -> Outgoing:
         """Leave out the ranks that are not required and have not sent their facts in time."""
         if self.admits_at(now) or self._roster.facts() is not None:
             return []
@@ -176,7 +229,7 @@ class Attendance:
                 self.leave_out(rank, Failure(FailureKind.ABSENT, cause, rank, name))
         return outgoing
 
-    def tell_absent(self, now: float) -> list[tuple[int, Message]]:
+    def tell_absent(self, now: float) -> Outgoing:
         """Name the missing ranks to those that wait, once after a while and whenever they change."""
         absent = tuple(self._roster.absent())
         if self._roster.participants is not None or not absent or now - self._opened_at < _PATIENCE_S:
@@ -207,7 +260,7 @@ class Attendance:
             return self._terms.joins_later
         return self.admits_at(now) and self._roster.facts() is None
 
-    def leave_out(self, rank: int, failure: Failure) -> list[tuple[int, Message]]:
+    def leave_out(self, rank: int, failure: Failure) -> Outgoing:
         """Continue without ``rank``, and tell it if it is connected."""
         self._roster.left_out[rank] = failure
         seat = self._roster.seats.pop(rank, None)
@@ -220,10 +273,10 @@ class Attendance:
         cause = f"is too late, and the others go on without it: start all ranks within {within} s"
         return Failure(FailureKind.LATE, cause, rank, name, EXIT_REQUEST)
 
-    def _refuse(self, connection: int, line: str) -> list[tuple[int, Message]]:
+    def _refuse(self, connection: int, line: str) -> Outgoing:
         return self._send_away(connection, Failure(FailureKind.REFUSED, line, exit_code=EXIT_REQUEST))
 
-    def _send_away(self, connection: int, failure: Failure) -> list[tuple[int, Message]]:
+    def _send_away(self, connection: int, failure: Failure) -> Outgoing:
         self._sent_away.add(connection)
         return [(connection, Verdict(failure))]
 

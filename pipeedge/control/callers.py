@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 
 from pipeedge.control.connection import Connection
-from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.messages import TO_HUB, Decoder, Message, Verdict, frame
 from pipeedge.control.wire import WireEnd
 from pipeedge.transport.door import Caller
@@ -36,7 +35,7 @@ class RankCaller(Connection, Caller):
         close_at: float,
     ) -> None:
         Caller.__init__(self, number, sock, peer, close_at)
-        Connection.__init__(self, sock, end, Decoder(TO_HUB | EPOCH_TO_HUB, max_message_bytes))
+        Connection.__init__(self, sock, end, Decoder(TO_HUB, max_message_bytes))
 
     @property
     def is_stranger(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from msgspec import Raw
 
 from pipeedge.control.liveness import RankStatus
-from pipeedge.control.members import Members
+from pipeedge.control.roster import Members
 
 __all__ = ["ChangesPlans", "Dropped", "RunSnapshot", "Switched"]
 
@@ -30,11 +30,11 @@ class RunSnapshot:
     """Snapshot of what the hub knows of a run."""
 
     epoch: int
-    """Number of the epoch that runs; 0 in a run with one plan."""
+    """Number of the epoch that runs."""
     running: bool
     """Whether all participants of the plan are ready and none is lost."""
-    members: Members | None
-    """Members of the run; None in a run with one plan."""
+    members: Members
+    """Members of the run."""
     facts: Mapping[int, Raw]
     """Facts of the ranks that may have a part, by rank; those of a rank that has joined are there once they
     agree with those of the others."""

@@ -14,10 +14,10 @@ from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
+from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.callers import RankCaller
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.failover import Newcomer, Wanted
+from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import Message

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.base.wording import figure
 from pipeedge.control.connection import Connection
-from pipeedge.control.epoch_messages import EPOCH_FROM_HUB
 from pipeedge.control.messages import FROM_HUB, Decoder
 from pipeedge.control.wire import ClearEnd, SealedEnd
 from pipeedge.transport.dialling import NotAMemberError, dial
@@ -95,7 +94,7 @@ class HubAddress:
             connect_s=_CONNECT_S,
         )
         end = SealedEnd(stream.sealing) if isinstance(stream, SealedSocket) else ClearEnd(accepts=False)
-        return Connection(socket_of(stream), end, Decoder(FROM_HUB | EPOCH_FROM_HUB))
+        return Connection(socket_of(stream), end, Decoder(FROM_HUB))
 
 
 def explain_refusal(who: str, failure: str) -> PipeEdgeError:

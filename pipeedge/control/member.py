@@ -23,10 +23,10 @@ from pipeedge.base.errors import (
 from pipeedge.base.fields import encode
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.connection import Connection
-from pipeedge.control.epoch_messages import Abort, Prepare, Retire, Run
 from pipeedge.control.hub_address import HubAddress, explain_refusal
 from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
 from pipeedge.control.messages import (
+    Abort,
     Beat,
     Clock,
     ClockAnswer,
@@ -35,14 +35,16 @@ from pipeedge.control.messages import (
     Facts,
     Failed,
     Hello,
-    Lost,
+    LinkLost,
     Malformed,
     Message,
     Notice,
     Pace,
+    Prepare,
     RankRecord,
-    Ready,
     Record,
+    Retire,
+    Run,
     Verdict,
     Waiting,
     WorkByRank,
@@ -113,7 +115,7 @@ class Member:
         self.hub_clock = ClockMap()
         """Conversion from ``run_clock`` to the hub's clock."""
         self.turns = Turns(self._uplink.send, run_clock)
-        """Epochs of this rank, in a run that goes on after failures."""
+        """Epochs of this rank."""
         self._records: dict[int, deque[list[str]]] = {}  # parts of each of the last records, by rank
         self._beat_s = beat_interval_s(timeout_s)
         self._silence_s = Limits.within(timeout_s).silence_s
@@ -149,10 +151,6 @@ class Member:
         """Send the facts of this rank, which the hub compares with those of the other ranks."""
         self._uplink.send(Facts(Raw(encode(facts))))
 
-    def ready(self) -> None:
-        """Report that the shard is loaded and the links are open."""
-        self._uplink.send(Ready())
-
     def record(self, text: str) -> None:
         """Send this rank's record of the run to the data rank. Must precede ``done``."""
         for start in range(0, len(text), _RECORD_CHARS):
@@ -179,7 +177,7 @@ class Member:
 
     def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
         """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
-        self._uplink.send(Lost(rank, str(error)))
+        self._uplink.send(LinkLost(self.turns.latest, rank, str(error)[:_MAX_LINE]))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             return self._error or error
@@ -199,7 +197,7 @@ class Member:
         abort()
 
     def wait(self, kind: type[_Message]) -> _Message:
-        """Wait for the message ``kind`` (``Planned``, ``Start`` or ``Summary``) and return it.
+        """Wait for the message ``kind`` (``Brief``, ``Planned`` or ``Summary``) and return it.
 
         This needs no timeout: the hub has one for every rank, and this rank has one for the hub.
 
@@ -337,7 +335,7 @@ class Member:
                     self._follow(message)
 
     def _follow(self, message: Prepare | Run | Retire | Abort | Complete) -> None:
-        """Take a step of the epochs of a run that goes on after failures."""
+        """Take a step of an epoch."""
         try:
             self.turns.heard(message)
         except ValueError as error:

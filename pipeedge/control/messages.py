@@ -1,5 +1,12 @@
 """Messages between the hub and its members: JSON objects with a length prefix.
 
+    to the hub      at any time: beat, clock, failed, linklost; before the plan: hello, facts
+                    of an epoch: ready, declined, passed, stopped; from the data rank: complete
+                    at the end: record, any number of them, then done
+    from the hub    at any time: pace, clockanswer, notice, verdict; before the plan: brief, waiting; plan
+                    of an epoch: prepare, run, retire, abort; at the end: complete, summary
+                    to the data rank alone: rankrecord, work
+
     0        4
     +--------+---------------------------------+
     | length | {"kind": "beat", ...} in UTF-8  |      length: big-endian, of the JSON only
@@ -18,7 +25,18 @@ from collections.abc import Callable, Mapping
 from msgspec import Raw, Struct
 
 from pipeedge.base.errors import PeerFailedError
-from pipeedge.base.fields import MALFORMED, Amount, Count, Line, LongLine, Name, Number, encode, reader
+from pipeedge.base.fields import (
+    MALFORMED,
+    Amount,
+    Count,
+    Line,
+    LongLine,
+    Name,
+    Number,
+    Positive,
+    encode,
+    reader,
+)
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus, StageWork
 
@@ -26,26 +44,32 @@ __all__ = [
     "FROM_HUB",
     "MAX_BYTES",
     "TO_HUB",
+    "Abort",
     "Beat",
     "Brief",
     "Clock",
     "ClockAnswer",
     "Complete",
     "Decoder",
+    "Declined",
     "Done",
     "Facts",
     "Failed",
     "Hello",
-    "Lost",
+    "LinkLost",
     "Malformed",
     "Message",
     "Notice",
     "Pace",
+    "Passed",
     "Planned",
+    "Prepare",
+    "RankRecord",
     "Ready",
     "Record",
-    "RankRecord",
-    "Start",
+    "Retire",
+    "Run",
+    "Stopped",
     "Summary",
     "Verdict",
     "Waiting",
@@ -97,10 +121,6 @@ class Clock(Message, frozen=True):
     """Time of the question on the rank's clock, in seconds."""
 
 
-class Ready(Message, frozen=True):
-    """A rank has loaded its part and waits for the start."""
-
-
 class Failed(Message, frozen=True):
     """A rank reports its own failure."""
 
@@ -109,11 +129,44 @@ class Failed(Message, frozen=True):
     """Number of the microbatch whose values led to it; None if none did."""
 
 
-class Lost(Message, frozen=True):
-    """A rank reports the loss of another."""
+class LinkLost(Message, frozen=True):
+    """A rank has lost a link to another, or cannot open it."""
 
-    rank: Count
-    line: Line
+    epoch: Count
+    """Number of the epoch that the link belongs to; 0 if there is none yet."""
+    peer: Count
+    """Rank at the other end."""
+    line: LongLine
+
+
+class Ready(Message, frozen=True):
+    """A rank has loaded its part, and its links are open."""
+
+    epoch: Positive
+
+
+class Declined(Message, frozen=True):
+    """A rank cannot prepare an epoch beside the one that runs."""
+
+    epoch: Positive
+    line: LongLine
+    """The reason, for the user."""
+
+
+class Passed(Message, frozen=True):
+    """All that came to a rank in the epoch has passed, and nothing follows."""
+
+    epoch: Positive
+    first: Count | None = None
+    """Lowest number of a microbatch that the next epoch is fed; None from ranks that feed nothing."""
+
+
+class Stopped(Message, frozen=True):
+    """A rank has stopped: it neither computes for the epoch nor takes frames of it any longer."""
+
+    epoch: Positive
+    written: Count | None = None
+    """Lowest number of a microbatch that is not written; None from ranks that write none."""
 
 
 class Record(Message, frozen=True):
@@ -147,8 +200,31 @@ class Planned(Message, frozen=True, tag="plan"):
     plan: Raw
 
 
-class Start(Message, frozen=True):
+class Prepare(Message, frozen=True):
+    """The hub asks a participant to load its part and to open its links."""
+
+    epoch: Positive
+    plan: Raw
+
+
+class Run(Message, frozen=True):
     """All participants are ready, and start."""
+
+    epoch: Positive
+
+
+class Retire(Message, frozen=True):
+    """All that the epoch was fed has passed, and another one feeds what follows: its links can be closed."""
+
+    epoch: Positive
+
+
+class Abort(Message, frozen=True):
+    """The epoch has failed, or is not wanted any longer: the participants that are left stop it."""
+
+    epoch: Positive
+    line: LongLine
+    """The reason, for the user."""
 
 
 class Pace(Message, frozen=True):
@@ -206,11 +282,28 @@ class Verdict(Message, frozen=True):
     failure: Failure
 
 
-TO_HUB = Hello | Facts | Beat | Clock | Ready | Failed | Lost | Record | Complete | Done
+TO_HUB = (
+    Hello
+    | Facts
+    | Beat
+    | Clock
+    | Failed
+    | LinkLost
+    | Ready
+    | Declined
+    | Passed
+    | Stopped
+    | Record
+    | Complete
+    | Done
+)
 FROM_HUB = (
     Brief
     | Planned
-    | Start
+    | Prepare
+    | Run
+    | Retire
+    | Abort
     | Pace
     | ClockAnswer
     | Notice

@@ -1,10 +1,15 @@
-"""Keep track of the ranks of a session, and of the phase of each. Pure."""
+"""Keep track of the ranks of a session: who is here, who has a part, and who waits for a number. Pure.
+
+A process is known by its *incarnation*, the number of its connection: one that comes back has a new one.
+The *members* are a complete snapshot of the ranks that are here, each with its incarnation. A process whose
+number is taken by another one, which may only seem to live, is a *claimant* until that one is heard or lost.
+"""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from msgspec import Raw
 
@@ -12,26 +17,12 @@ from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import Message
 
-__all__ = ["Phase", "Roster", "Seat"]
+__all__ = ["Claim", "Members", "Outgoing", "Roster", "Seat"]
 
-
-class Phase(enum.Enum):
-    """Phase of a rank."""
-
-    MET = "met"
-    """The rank has introduced itself."""
-    KNOWN = "known"
-    """The rank has sent its facts."""
-    PLANNED = "planned"
-    """The rank has a part in the plan."""
-    READY = "ready"
-    """The rank waits for the other participants."""
-    RUNNING = "running"
-    FINISHED = "finished"
-    BYSTANDER = "bystander"
-    """The rank has no part in the plan."""
-    LEFT = "left"
-    """The rank ended after the results were complete, but before it had finished."""
+Members: TypeAlias = Mapping[int, int]
+"""Incarnation of each rank that takes part or may do so."""
+Outgoing: TypeAlias = list[tuple[int, Message]]
+"""Messages to send, each with the number of its connection."""
 
 
 @dataclass
@@ -43,18 +34,28 @@ class Seat:
     heard_at: float
     """Time of its last message, in seconds of the hub's clock."""
     facts: Raw | None = None
+    agrees: bool = False
+    """Whether rank 0 has found its facts to agree with those of the others."""
     status: RankStatus = field(default_factory=RankStatus)
-    ready: bool = False
     stats: Raw | None = None
     recorded: int = 0
     """Number of characters of its records."""
     left: bool = False
-    """Whether the rank ended after the results were complete, but before it had finished."""
+    """Whether the rank ended when nothing more was to be computed, but before it had sent its stats."""
 
     @property
     def finished(self) -> bool:
         """Whether nothing more is expected of it."""
         return self.stats is not None or self.left
+
+
+@dataclass
+class Claim:
+    """A process that waits for word of the rank that has its number."""
+
+    connection: int
+    host: str
+    facts: Raw | None = None
 
 
 class Roster:
@@ -65,27 +66,23 @@ class Roster:
         self.seats: dict[int, Seat] = {}
         self.rank_of: dict[int, int] = {}
         """Rank of each connection that belongs to one."""
+        self.claims: dict[int, Claim] = {}
+        """Claimant of each rank that has one."""
         self.left_out: dict[int, Failure] = {}
         """Reason why the session does without a rank, for each that is left out; it has no seat."""
         self.participants: tuple[int, ...] | None = None
         """Ranks with a part in the plan; None before the plan."""
+        self.runs = False
+        """Whether all participants were ready, and work."""
         self.names: Mapping[int, str] = {}
         self.data_rank: int | None = None
 
-    def phase(self, rank: int) -> Phase:
-        """Return the phase of ``rank``, which has introduced itself."""
-        seat = self.seats[rank]
-        if seat.left:
-            return Phase.LEFT
-        if seat.stats is not None:
-            return Phase.FINISHED
-        if self.participants is None:
-            return Phase.MET if seat.facts is None else Phase.KNOWN
-        if rank not in self.participants:
-            return Phase.BYSTANDER
-        if not seat.ready:
-            return Phase.PLANNED
-        return Phase.RUNNING if self.started() else Phase.READY
+    # -- queries ----------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> Members:
+        """Present members."""
+        return {rank: seat.connection for rank, seat in self.seats.items()}
 
     def absent(self) -> list[int]:
         """Return the ranks that have not introduced themselves and may still come."""
@@ -97,6 +94,14 @@ class Roster:
         """Return the facts of each rank that is not left out, or None until all of these have sent them."""
         facts = {rank: known.facts for rank, known in sorted(self.seats.items()) if known.facts is not None}
         return facts if len(facts) + len(self.left_out) == self.world_size else None
+
+    def agreed_facts(self) -> dict[int, Raw]:
+        """Return the facts of the ranks that may have a part in the next plan."""
+        return {
+            rank: seat.facts
+            for rank, seat in sorted(self.seats.items())
+            if seat.facts is not None and seat.agrees
+        }
 
     def name(self, rank: int) -> str:
         """Return ``rank 2 (stage 1, layers 13-24, on host pi3)``, as far as it is known."""
@@ -110,24 +115,33 @@ class Roster:
         """Return the connections that belong to a rank."""
         return tuple(self.rank_of)
 
-    def started(self) -> bool:
-        """Return whether all participants are ready."""
-        return self.participants is not None and all(
-            rank in self.seats and self.seats[rank].ready for rank in self.participants
-        )
-
-    def running(self) -> tuple[int, ...]:
+    def present(self) -> tuple[int, ...]:
         """Return the participants that are here; none before the plan."""
         return tuple(rank for rank in self.participants or () if rank in self.seats)
-
-    def remove(self, rank: int) -> None:
-        """Free the seat of ``rank`` for another process."""
-        self.rank_of.pop(self.seats.pop(rank).connection, None)
 
     def takes_part(self, rank: int) -> bool:
         """Return whether ``rank`` has a part in the plan, or still may have one."""
         return self.participants is None or rank in self.participants
 
-    def to_all(self, message: Message) -> list[tuple[int, Message]]:
+    def to_all(self, message: Message) -> Outgoing:
         """Address ``message`` to every rank."""
         return [(connection, message) for connection in self.rank_of]
+
+    def to_claimants(self, message: Message) -> Outgoing:
+        """Address the last ``message`` to every process that waits for a number, and forget it."""
+        claims, self.claims = self.claims, {}
+        return [(claim.connection, message) for claim in claims.values()]
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def seat(self, rank: int, connection: int, host: str, now: float, facts: Raw | None = None) -> None:
+        """Give a process the seat of ``rank``, which is free."""
+        self.seats[rank] = Seat(connection, host, now, facts)
+        self.rank_of[connection] = rank
+
+    def remove(self, rank: int, now: float) -> None:
+        """Free the seat of ``rank``, which is lost; its claimant gets it, if there is one."""
+        self.rank_of.pop(self.seats.pop(rank).connection, None)
+        claim = self.claims.pop(rank, None)
+        if claim is not None:
+            self.seat(rank, claim.connection, claim.host, now, claim.facts)

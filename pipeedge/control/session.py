@@ -1,7 +1,8 @@
 """Run a session, in which the ranks of a program meet, agree on a plan, start together and end together.
 
-    every rank   connect ─hello─> brief ─> facts ──┐                   ┌─> ready ─┐
-    rank 0 (hub)           all facts ─> decide ─> plan or refusal      start ─> work ─> done ─> summary
+    every rank   connect ─hello─> brief ─> facts ──┐                            ┌─> ready ─┐
+    rank 0 (hub)           all facts ─> decide ─> plan or refusal, prepare ─────┘         run ─> work ─┐
+    every rank                                                                  done ─> summary <──────┘
 
 The runtime, training, the doctor and the auction run this protocol. A program supplies the types of its
 facts, its plan and its stats (``Forms``), and a function that makes the plan from all facts. Rank 0 may brief
@@ -31,15 +32,15 @@ from pipeedge.base.errors import (
 )
 from pipeedge.base.fields import decoding, encode
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
+from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.failover import Newcomer, Wanted
+from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure
 from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Callbacks, Member
-from pipeedge.control.messages import Brief, Planned, Start, Summary
+from pipeedge.control.messages import Brief, Planned, Summary
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
@@ -312,9 +313,11 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             return self._forms.plan(plan)
 
     def start(self) -> None:
-        """Report that this rank is ready, and wait until all participants are."""
-        self.member.ready()
-        self.member.wait(Start)
+        """Report that this rank, a participant of a session of one epoch, is ready; wait until all are."""
+        turns = self.member.turns
+        order = turns.next()
+        if order is not None:
+            turns.ready(order.prepare.epoch)
 
     def finish(self, stats: _Stats) -> Mapping[int, _Stats]:
         """Report that this rank has done its part; return the stats of all ranks, by rank."""

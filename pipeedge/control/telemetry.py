@@ -5,17 +5,16 @@ Nothing here affects a decision or delays the end of a session: a verdict replac
 
 from __future__ import annotations
 
-from pipeedge.control.changing import RunSnapshot
 from pipeedge.control.messages import ClockAnswer, Message, Pace, RankRecord, Summary, WorkByRank
-from pipeedge.control.roster import Roster, Seat
+from pipeedge.control.roster import Outgoing, Roster, Seat
 
-__all__ = ["clock_answer", "forward_record", "one_plan_snapshot", "pace", "stage_work", "summary"]
+__all__ = ["clock_answer", "forward_record", "pace", "stage_work", "summary"]
 
 _MAX_RECORD_CHARS = 8 << 20
 """Number of characters that a rank may record in total."""
 
 
-def clock_answer(seat: Seat, sent: float, elapsed_s: float) -> list[tuple[int, Message]]:
+def clock_answer(seat: Seat, sent: float, elapsed_s: float) -> Outgoing:
     """Answer a rank that asks for the hub's clock."""
     return [(seat.connection, ClockAnswer(sent, elapsed_s))]
 
@@ -26,24 +25,17 @@ def pace(roster: Roster) -> Message:
     return Pace(slowest_s)
 
 
-def stage_work(roster: Roster) -> list[tuple[int, Message]]:
+def stage_work(roster: Roster) -> Outgoing:
     """Tell the data rank how the stages spend their time, for its display."""
     data = _data_seat(roster)
-    if data is None or not roster.started():
+    if data is None or not roster.runs:
         return []
-    statuses = {rank: roster.seats[rank].status for rank in roster.running()}
+    statuses = {rank: roster.seats[rank].status for rank in roster.present()}
     work = {rank: status.work for rank, status in statuses.items() if status.work is not None}
     return [(data.connection, WorkByRank(work))]
 
 
-def one_plan_snapshot(roster: Roster) -> RunSnapshot:
-    """Return what is known at this moment of a run with one plan."""
-    facts = {rank: seat.facts for rank, seat in sorted(roster.seats.items()) if seat.facts is not None}
-    statuses = {rank: roster.seats[rank].status for rank in roster.running()}
-    return RunSnapshot(0, roster.started(), None, facts, statuses)
-
-
-def forward_record(roster: Roster, rank: int, part: str) -> list[tuple[int, Message]]:
+def forward_record(roster: Roster, rank: int, part: str) -> Outgoing:
     """Forward a part of what ``rank`` recorded to the data rank.
 
     Raises:
@@ -59,9 +51,9 @@ def forward_record(roster: Roster, rank: int, part: str) -> list[tuple[int, Mess
     return [(data.connection, RankRecord(rank, part))]
 
 
-def summary(roster: Roster) -> list[tuple[int, Message]]:
+def summary(roster: Roster) -> Outgoing:
     """Send the statistics of each rank to all when no rank is awaited any longer."""
-    running = {rank: roster.seats[rank] for rank in roster.running()}
+    running = {rank: roster.seats[rank] for rank in roster.present()}
     if not all(seat.finished for seat in running.values()):
         return []
     return roster.to_all(

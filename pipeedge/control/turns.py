@@ -1,11 +1,12 @@
-"""The epochs of a run at one rank, between the member's thread and those that do the work.
+"""The epochs of a session at one rank, between the member's thread and those that do the work.
 
     member's thread   heard(prepare) ──────────────> heard(run) ─────> heard(abort) ──> the epoch's ``stop``
     main thread       next() ──> starts a thread for the epoch ──> next() ──> ...
-    that thread       loads, connects ──> ready() ──> works ──> passed() or stopped()
+    that thread       loads, connects ──> ready() ──> works ──> say(passed), or say(stopped)
 
-An epoch that takes the place of another, which runs, has its thread beside that of the other. The rules are
-those of ``EpochMember``; this only makes threads wait for them.
+An epoch that takes the place of another, which runs, has its thread beside that of the other. In a session of
+one epoch, the main thread does the work itself. The rules are those of ``EpochMember``; this only makes
+threads wait for them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeedge.control.epoch_member import EpochMember, MemberStep
-from pipeedge.control.epoch_messages import Abort, Prepare, Retire, Run
-from pipeedge.control.messages import Complete, Message
+from msgspec import structs
+
+from pipeedge.control.epoch_member import EpochMember, MemberStep, Report
+from pipeedge.control.messages import (
+    Abort,
+    Complete,
+    Declined,
+    LinkLost,
+    Message,
+    Prepare,
+    Ready,
+    Retire,
+    Run,
+)
 
 __all__ = ["EpochOrder", "EpochStoppedError", "Turns"]
 
@@ -44,26 +56,38 @@ def _do_nothing() -> None:
 
 
 class Turns:
-    """The epochs of a run at one rank.
+    """The epochs of a session at one rank.
 
     Args:
         send: sends a message to the hub; safe to call from any thread.
         clock: clock in seconds.
+        rules: rules of the epochs of this rank.
+        changed: wakes the threads that wait; None for one that belongs to this object.
     """
 
     def __init__(
-        self, send: Callable[[Message], None], clock: Callable[[], float] = time.perf_counter
+        self,
+        send: Callable[[Message], None],
+        clock: Callable[[], float] = time.perf_counter,
+        rules: EpochMember | None = None,
+        changed: threading.Condition | None = None,
     ) -> None:
         self._send = send
         self._clock = clock
-        self._changed = threading.Condition()
-        self._rules = EpochMember()
+        self._changed = changed or threading.Condition()
+        self._rules = rules or EpochMember()
         self._orders: deque[EpochOrder] = deque()
         self._error: BaseException | None = None
         self._has_all = False
         self._on_stop: dict[int, Callable[[], None]] = {}
         self.stopped_at = 0.0
         """Time at which the hub stopped the latest epoch that failed."""
+
+    @property
+    def latest(self) -> int:
+        """Number of the latest epoch in which this rank has had a part; 0 before the first."""
+        with self._changed:
+            return self._rules.latest
 
     # -- the member's thread ----------------------------------------------------------------------
 
@@ -101,11 +125,7 @@ class Turns:
             PipeEdgeError: the run failed.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or self._orders or self._has_all or self._rules.ended
-            )
-            if self._error is not None:
-                raise self._error
+            self._wait_for(lambda: bool(self._orders) or self._has_all or self._rules.ended)
             return None if self._has_all or self._rules.ended else self._orders.popleft()
 
     # -- the thread of an epoch -------------------------------------------------------------------
@@ -128,44 +148,20 @@ class Turns:
             EpochStoppedError: the epoch was stopped.
             PipeEdgeError: the run failed.
         """
+        self.say(Ready(epoch))
         with self._changed:
-            message = self._rules.prepared(epoch)
-        if message is not None:
-            self._send(message)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or self._rules.step(epoch) is not MemberStep.PREPARED
-            )
-            if self._error is not None:
-                raise self._error
+            self._wait_for(lambda: self._rules.step(epoch) is not MemberStep.PREPARED)
             if self._rules.step(epoch) is not MemberStep.RUNNING:
                 raise EpochStoppedError
 
-    def declined(self, epoch: int, line: str) -> None:
-        """Report that the part cannot be prepared beside the epoch that runs."""
+    def say(self, report: Report) -> None:
+        """Report something about an epoch, unless the hub has stopped it meanwhile."""
+        if isinstance(report, Declined | LinkLost):
+            report = structs.replace(report, line=report.line[:_MAX_LINE])
         with self._changed:
-            message = self._rules.declined(epoch, line[:_MAX_LINE])
-        if message is not None:
-            self._send(message)
-
-    def link_lost(self, epoch: int, peer: int, line: str) -> None:
-        """Report that a link broke, or does not open."""
-        with self._changed:
-            message = self._rules.link_lost(epoch, peer, line[:_MAX_LINE])
-        if message is not None:
-            self._send(message)
-
-    def passed(self, epoch: int, first: int | None = None) -> None:
-        """Report that all that came has passed.
-
-        Args:
-            epoch: the epoch.
-            first: on the data rank, the lowest number of a microbatch that the next epoch is fed.
-        """
-        with self._changed:
-            message = self._rules.passed(epoch, first)
-        if message is not None:
-            self._send(message)
+            is_said = self._rules.says(report)
+        if is_said:
+            self._send(report)
 
     def has_all(self) -> None:
         """Note on the data rank that it has written all results, so that nothing follows."""
@@ -185,22 +181,12 @@ class Turns:
         """
         over = (MemberStep.STOPPING, MemberStep.SPARE, MemberStep.ENDED)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._error is not None or self._has_all or self._rules.step(epoch) in over
-            )
-            if self._error is not None:
-                raise self._error
+            self._wait_for(lambda: self._has_all or self._rules.step(epoch) in over)
             self._on_stop.pop(epoch, None)
             return MemberStep.ENDED if self._has_all else self._rules.step(epoch)
 
-    def stopped(self, epoch: int, written: int | None = None) -> None:
-        """Report that all threads and links of a stopped epoch have ended.
-
-        Args:
-            epoch: the epoch.
-            written: on the data rank, the lowest number of a microbatch that is not written.
-        """
-        with self._changed:
-            message = self._rules.stopped(epoch, written)
-        if message is not None:
-            self._send(message)
+    def _wait_for(self, happened: Callable[[], bool]) -> None:
+        """Wait until something has happened, with the lock held; raise the reason if the run has failed."""
+        self._changed.wait_for(lambda: self._error is not None or happened())
+        if self._error is not None:
+            raise self._error

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pipeedge.base.crew import Crew, Threads
@@ -142,6 +142,15 @@ class RankContext:
     def rank(self) -> int:
         """Number of this rank."""
         return self.request.world.rank
+
+    def for_epoch(self) -> RankContext:
+        """Return the same rank with a crew, links and counters of its own for an epoch."""
+        return replace(
+            self,
+            crew=Crew(self.threads),
+            transport=self.transports.new(),
+            activity=self.activity.part(),
+        )
 
     def say_waiting(self, line: str) -> None:
         """Tell a person at a terminal why nothing happens here."""

@@ -33,10 +33,10 @@ from pipeedge.run.context import RankContext
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
 from pipeedge.run.held_out import open_held_out
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.progress import DataProgress
 from pipeedge.run.reading import RunInput
 from pipeedge.run.resuming import find_rows, request_dependencies
 from pipeedge.run.stage_part import make_decoder
-from pipeedge.run.under_way import DataProgress
 from pipeedge.run.worker import Outgoing
 
 __all__ = ["DataPart", "make_data_part", "open_data_ends"]
@@ -115,7 +115,7 @@ class DataPart:
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
         crew.on_stop(self.outgoing.close)
-        crew.on_stop(self.progress.under_way.close)
+        crew.on_stop(self.progress.ledger.close)
         crew.start("feed", self.feeder.run)
         self.stream.start(crew)
         crew.start("watch", self.outgoing.run)
@@ -165,14 +165,14 @@ def make_data_part(
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, context.activity, lane=link)
-    position, stages = progress.under_way.position, len(plan.schedule.stages)
+    position, stages = progress.ledger.position, len(plan.schedule.stages)
     if before is not None:
         stream = before.stream
     else:
         size, rows = plan.microbatch_size, plan.record_rows
         stream = RunInput(data.source.stream(size, position=position, rows=rows, stages=stages))
     dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
-    feed = Feed(stream, dtype, progress.under_way, stages, takes_over=before is not None)
+    feed = Feed(stream, dtype, progress.ledger, stages, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, context.activity, feed_lane)
     context.activity.feeder(lambda: feeder.is_idle)

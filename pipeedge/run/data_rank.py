@@ -16,7 +16,8 @@ from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.report.agreement import without_padding
 from pipeedge.run.activity import Activity
-from pipeedge.run.under_way import Collected, UnderWay
+from pipeedge.run.ledger import Ledger
+from pipeedge.run.progress import Collected
 from pipeedge.run.worker import Incoming, Outgoing
 from pipeedge.transport.base import Packet
 
@@ -30,7 +31,7 @@ class Feed:
     stream: GroupStream
     dtype: torch.dtype = torch.float32
     """Number type in which the first stage computes."""
-    under_way: UnderWay = field(default_factory=UnderWay)
+    ledger: Ledger = field(default_factory=Ledger)
     """Microbatches that are fed and not written; feeding begins with the lowest that is not written."""
     stages: int = 1
     """Number of stages of the pipeline."""
@@ -57,39 +58,39 @@ class Feeder:
         self._activity = activity
         self._stages = feed.stages
         self._takes_over = feed.takes_over
-        self.under_way = feed.under_way
+        self.ledger = feed.ledger
         self.started_at: float | None = None
         """Time when this feeder began to read."""
 
     def run(self) -> None:
         """Read and send until the input ends, or another feeder is to go on."""
-        under_way = self.under_way
+        ledger = self.ledger
         self.lane.begin()
         self.started_at = self.lane.enter(self._stream.fetching)
-        under_way.begin(self.started_at)
+        ledger.begin(self.started_at)
         if self._takes_over:
-            number, group = under_way.take_over()
+            number, group = ledger.take_over()
             self._stream.fit(self._stages)
         else:
-            number = under_way.written
+            number = ledger.written
             group = self._read(number)
         while group is not None:
             self.lane.enter(ThreadState.WAIT_LINK)
-            if not under_way.wait_for_room():
-                under_way.hand_over(group)
+            if not ledger.wait_for_room():
+                ledger.hand_over(group)
                 break
             reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(ThreadState.READ)
             batch = group.collate(reserved.payload)
             now = self.lane.enter(ThreadState.WAIT_LINK)
             # Labels and sources are kept until the result arrives; the values are not needed.
-            under_way.feed(number, dataclasses.replace(batch, payload=()), now)
+            ledger.feed(number, dataclasses.replace(batch, payload=()), now)
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
             number += 1
             group = self._read(number)
         else:
-            under_way.input_ended()
+            ledger.input_ended()
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -107,7 +108,7 @@ class Feeder:
     @property
     def is_idle(self) -> bool:
         """Whether everything so far has a result, and there is nothing to read. Any thread may ask."""
-        return self._is_waiting and not self.under_way.fed
+        return self._is_waiting and not self.ledger.under_way
 
     def _read(self, number: int) -> Group | None:
         self._is_waiting = True
@@ -145,7 +146,7 @@ class Collector:
         self, feeder: Feeder, incoming: Incoming, collection: Collection, lane: Lane | None = None
     ) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter)
-        self._under_way = feeder.under_way
+        self._ledger = feeder.ledger
         self._incoming = incoming
         self._collection = collection
         self.collected = collection.collected
@@ -156,13 +157,13 @@ class Collector:
         decode, sink, collected = self._collection.decode, self._collection.sink, self.collected
         epoch = self._collection.epoch
         while (packet := self._incoming.receive()) is not None:
-            taken = self._under_way.take(packet.number, epoch)
+            taken = self._ledger.take(packet.number, epoch)
             now = self.lane.enter(ThreadState.WRITE if decode is None else ThreadState.DECODE)
             if taken is None:
                 packet.lease.release()
                 continue
             batch, sent_at = taken
-            collected.came(now, self._under_way.began_at, sent_at, packet.items, epoch=epoch)
+            collected.came(now, self._ledger.began_at, sent_at, packet.items, epoch=epoch)
             if decode is not None:
                 packet = decode(packet)
                 self.lane.enter(ThreadState.WRITE)
@@ -174,7 +175,7 @@ class Collector:
                 if batch.numbers[0] < self._collection.keep_items:
                     kept = without_padding(outputs, batch).clone()
                     collected.kept.append((batch.numbers, kept))
-                self._under_way.wrote(packet.number)  # last, as another collector may go on from here
+                self._ledger.wrote(packet.number)  # last, as another collector may go on from here
             packet.lease.release()
             self.lane.finish(packet.number, packet.items, note=right)
 

@@ -1,4 +1,4 @@
-"""Notes of the data rank about the epochs of a run, for the report and the user.
+"""Notes of the data rank about the epochs of a run, for the report and the user. One epoch alone is no news.
 
 stopped ──> prepared ──> runs ──first result──> the record is whole: what the failure has cost
             changes ────────────first result──> the record of an epoch beside another one
@@ -20,7 +20,7 @@ from pipeedge.run.context import RankContext
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data.ends import Watcher
-    from pipeedge.run.under_way import DataProgress
+    from pipeedge.run.progress import DataProgress
 
 __all__ = ["EpochLog"]
 
@@ -62,7 +62,7 @@ class EpochLog:
     @property
     def first_of_next(self) -> int | None:
         """Lowest number of a microbatch that the next epoch is fed, while the plan changes."""
-        return self._progress.under_way.first_of_next
+        return self._progress.ledger.first_of_next
 
     def stopped(self, *, dropped: bool) -> int:
         """Note that an epoch has stopped; return the lowest number of a microbatch that is not written.
@@ -71,13 +71,13 @@ class EpochLog:
             dropped: Whether it was fed nothing, because it was prepared beside another one.
         """
         if dropped or self._has_stopped:
-            return self._progress.under_way.written
+            return self._progress.ledger.written
         self._has_stopped = True
-        self._fed = self._progress.under_way.fed
+        self._fed = self._progress.ledger.under_way
         self._repeated += self._fed
         if self._silent_since is None:
             self._silent_since = self._last_sign(self._turns.stopped_at)
-        return self._progress.under_way.written
+        return self._progress.ledger.written
 
     def _last_sign(self, otherwise: float) -> float:
         """Return the time since which results are missing; while nothing is asked, none are.
@@ -85,7 +85,7 @@ class EpochLog:
         Args:
             otherwise: the time to return if none are, or none has come yet.
         """
-        last, fed_at = self._progress.collected.last_at, self._progress.under_way.oldest_fed_at
+        last, fed_at = self._progress.collected.last_at, self._progress.ledger.oldest_fed_at
         if self._watcher is not None:  # an input without end: the last result may be hours ago
             return otherwise if fed_at is None else max(fed_at, last or 0.0)
         return otherwise if last is None else last
@@ -95,6 +95,9 @@ class EpochLog:
         self._has_stopped = False
         now = time.perf_counter()
         self._prepared_at = now
+        self._progress.ledger.restart(epoch, _window(plan))
+        if not plan.goes_on:
+            return
         waiting_s = max(0.0, now - self._turns.stopped_at) if self._silent_since is not None else 0.0
         self._record = EpochRecord(
             epoch,
@@ -106,16 +109,15 @@ class EpochLog:
             repeated=self._fed,
             predicted_items_per_s=_predicted(plan),
         )
-        self._progress.under_way.restart(epoch, _window(plan))
         if self._watcher is not None:
             self._watcher.prepares(epoch, plan.cause, plan.lost)
 
     def changes(self, epoch: int, plan: Plan) -> None:
         """Note that an epoch gets what follows, beside one that goes on until the rest has passed."""
-        collected, under_way = self._progress.collected, self._progress.under_way
+        collected, ledger = self._progress.collected, self._progress.ledger
 
         def came(at: float) -> None:
-            began = under_way.began_at
+            began = ledger.began_at
             since = self._last_sign(at)
             record = EpochRecord(
                 epoch,
@@ -132,19 +134,19 @@ class EpochLog:
                 self._watcher.changed(epoch, plan.cause)
             after = "the one before" if self._watcher is None else "it was fed, or after the one before"
             self._context.warn(
-                f"the plan has changed at microbatch {under_way.first_of_next}, "
+                f"the plan has changed at microbatch {ledger.first_of_next}, "
                 f"whose result came {at - since:.2f} s after {after}"
             )
 
         collected.change(epoch, came)
-        under_way.change(epoch, _window(plan))
+        ledger.change(epoch, _window(plan))
 
     def runs(self) -> None:
         """Note that the epoch runs."""
         collected, record = self._progress.collected, self._record
         if record is None:
             return
-        now, began = time.perf_counter(), self._progress.under_way.began_at
+        now, began = time.perf_counter(), self._progress.ledger.began_at
         preparing_s = now - self._prepared_at if self._silent_since is not None else 0.0
         record = replace(record, started_s=0.0 if began is None else now - began, preparing_s=preparing_s)
 

@@ -1,11 +1,13 @@
-"""The epochs of one rank, in a run that goes on after failures.
+"""The epochs of one rank of a run.
 
     [ next ] ──> connect, load, open links ──> ready ──> stream ──all passed──> wait for the end ──> finish
        ^                          └──────────────────────┴──the hub stops the epoch──┐   └──retired
        └──stopped: all threads have ended, all links are closed <────────────────────┘
 
-Each epoch has a thread of its own, links of its own, and a crew of its own. While the plan changes, there are
-two of them: the second prepares beside the first, and gets what follows once all ranks are ready.
+Each epoch has a thread of its own, links of its own, and a crew of its own, and takes the steps of
+``control.epoch_member``. While the plan changes, there are two of them: the second prepares beside the first,
+and gets what follows once all ranks are ready. A run that does not go on after a loss has one epoch, which no
+abort and no other epoch follows.
 
 A rank without a part waits in ``next`` as a spare. What lasts for the whole run is the data rank's ledger,
 its open output, the metrics, and the layers that this rank has loaded last.
@@ -18,11 +20,11 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.control.epoch_member import MemberStep
+from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.observe.monitoring import Monitor
 from pipeedge.plan.planning import Plan
@@ -43,6 +45,8 @@ _MOST_RECORDED = 4 << 20
 """Number of characters that a rank records of all epochs but the last."""
 _JOIN_S = 0.05
 """Seconds between two attempts to wake the threads of a stopped epoch."""
+_LAST_ENDS_S = 2.0
+"""Seconds to wait, once all results are written, for the links to end; then they are cut."""
 
 
 def take_turns(context: RankContext, session: RunSession, prepared: Prepared) -> RunReport | None:
@@ -59,6 +63,7 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
     if turn is None or turn.parts is None:
         if session.serves_hub:
             session.summary()
+            context.rendezvous.close()
         return None
     # Not with the crew of the epoch, which may have been stopped.
     of_last = dataclasses.replace(context, transport=turn.context.transport)
@@ -120,18 +125,13 @@ class _Rank:
 
     def begin(self, order: EpochOrder) -> None:
         """Begin an epoch, in a thread of its own."""
-        context = self._context
-        own = dataclasses.replace(
-            context,
-            crew=Crew(context.threads),
-            transport=context.transports.new(),
-            activity=context.activity.part(),
-        )
         plan = self._session.read_plan(order.prepare.plan)
         with self._changing:
             # If it has ended since, the hub has stopped both.
             before = next((one for one in self._active if one.epoch == order.beside), None)
-            turn = _Turn(own, order.prepare.epoch, plan, before, order.beside is not None)
+            turn = _Turn(
+                self._context.for_epoch(), order.prepare.epoch, plan, before, order.beside is not None
+            )
             self._active = (*self._active, turn)
 
         def stop() -> None:
@@ -139,7 +139,7 @@ class _Rank:
             turn.context.transport.abort()
 
         self._turns.on_stop(turn.epoch, stop)
-        context.threads.start(f"epoch {turn.epoch}", lambda: self._go_through(turn))
+        self._context.threads.start(f"epoch {turn.epoch}", lambda: self._go_through(turn))
 
     def end(self) -> _Turn | None:
         """Stop what is left of the epochs; return the last one in which microbatches have passed here."""
@@ -148,9 +148,10 @@ class _Rank:
             if turn is here[0] or (turn.parts is not None and turn.parts.microbatches):
                 self._latest = turn
         for turn in self._active:
-            # The data rank's links have carried all that there is, and their other ends close them, too.
-            if turn is not self._latest or not self._has_all:
+            # All results are written: links that carry no end mark soon lead to a rank that is lost.
+            if turn is not self._latest or not turn.context.crew.join(_LAST_ENDS_S):
                 self._stop(turn)
+        self._shelf.clear()
         with self._telling:
             self._recorded = _MOST_RECORDED  # what follows is the last one's, and the end
         return self._latest
@@ -170,13 +171,13 @@ class _Rank:
             except EpochStoppedError:
                 pass
             except PeerError as error:
-                if error is self._session.member.error:
+                if error is self._session.member.error or not turn.plan.goes_on:
                     raise
                 self._report(turn, error)
             except PipeEdgeError as error:
                 if turn.runs or not turn.is_change:
                     raise
-                self._turns.declined(turn.epoch, one_line(error))
+                self._turns.say(Declined(turn.epoch, one_line(error)))
             finally:
                 turn.hidden.set()
             self._close(turn)
@@ -190,7 +191,7 @@ class _Rank:
         if self._has_all:
             self._turns.has_all()  # so it need not wait for word from others
         else:
-            self._turns.passed(turn.epoch, None if self._log is None else self._log.first_of_next)
+            self._turns.say(Passed(turn.epoch, None if self._log is None else self._log.first_of_next))
 
     def _open(self, turn: _Turn) -> tuple[Parts, threading.Event | None]:
         """Prepare the part of this rank, and wait until all ranks are ready.
@@ -211,7 +212,7 @@ class _Rank:
         attempt = Attempt(plan, turn.epoch, None if before is None else before.parts)
         parts = open_parts(context, self._session.member, attempt, prepared, stage, self._monitor)
         turn.parts = parts
-        keep_freed_memory()
+        keep_freed_memory()  # not before: what loading frees is returned
         self._turns.ready(turn.epoch)
         turn.runs = True
         if before is None:
@@ -230,13 +231,13 @@ class _Rank:
     def _has_all(self) -> bool:
         """Whether this rank is the data rank and has written all results."""
         progress = self._prepared.progress
-        return progress is not None and progress.under_way.complete
+        return progress is not None and progress.ledger.complete
 
     def _report(self, turn: _Turn, error: PeerError) -> None:
         """Tell the hub which link is broken; without a name it is taken for that to rank 0's rendezvous."""
         peer = 0 if error.peer is None else error.peer
         if peer != self._context.rank:
-            self._turns.link_lost(turn.epoch, peer, one_line(error))
+            self._turns.say(LinkLost(turn.epoch, peer, one_line(error)))
 
     def _close(self, turn: _Turn) -> None:
         """Wait for the end of an epoch, and close what it has opened, unless the run has ended with it."""
@@ -262,7 +263,8 @@ class _Rank:
                 self._shelf.keep_last()
         if step is MemberStep.STOPPING:
             dropped = turn.is_change and not turn.runs
-            self._turns.stopped(turn.epoch, None if self._log is None else self._log.stopped(dropped=dropped))
+            written = None if self._log is None else self._log.stopped(dropped=dropped)
+            self._turns.say(Stopped(turn.epoch, written))
         self._record(turn)
 
     def _record(self, turn: _Turn) -> None:

@@ -38,7 +38,7 @@ def finish(
     *,
     startup_s: float,
     device: torch.device,
-    epoch: int = 0,
+    epoch: int,
 ) -> RunReport | None:
     """End the run after the last microbatch: close the links, tell what was recorded, make the report.
 
@@ -49,7 +49,7 @@ def finish(
         parts: What this rank consisted of.
         startup_s: Seconds from the start of the process to the first microbatch.
         device: Device for the check of the outputs.
-        epoch: Number of the plan, if the run has several.
+        epoch: Number of the epoch.
 
     Returns:
         The report on the data rank; None on the others.
@@ -87,7 +87,7 @@ def _explain_not_finite(items: int) -> str:
 
 
 def make_recording(context: RankContext, member: Member, parts: Parts, epoch: int) -> Recording:
-    """Collect the activities of this rank's threads in an epoch, which is 0 if there are none."""
+    """Collect the activities of this rank's threads in an epoch."""
     hub_clock, stage = member.hub_clock, parts.stage
     return Recording(
         rank=context.rank,

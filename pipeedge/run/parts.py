@@ -23,7 +23,7 @@ from pipeedge.run.stage_part import LoadedStage, StagePart, make_stage_bits, mak
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
     from pipeedge.run.data_part import DataPart
-    from pipeedge.run.under_way import DataProgress
+    from pipeedge.run.progress import DataProgress
 
 __all__ = ["Attempt", "Parts", "make_parts", "open_monitor"]
 
@@ -57,8 +57,8 @@ class Attempt:
     """A plan of a run, in which this rank takes part."""
 
     plan: Plan
-    epoch: int = 0
-    """Number of the plan, in a run that has several."""
+    epoch: int
+    """Number of the epoch."""
     before: Parts | None = None
     """The parts of this rank in the plan before, while that still runs."""
 

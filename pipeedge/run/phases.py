@@ -3,7 +3,8 @@
     prepare ──> agree ──> connect ──> load_stage ──> open_parts ──> stream ──> close_links
      Prepared    Plan      the group   LoadedStage    Parts, links   results
 
-``run.pipeline`` joins them; ``run.loading`` has ``load_stage``, and ``run.outcome`` what follows.
+``run.pipeline`` joins the first two, ``run.epochs`` the others, once for each epoch. ``run.loading`` has
+``load_stage``, and ``run.outcome`` what follows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
 from pipeedge.control.member import Member
-from pipeedge.control.messages import Start
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
@@ -36,14 +36,13 @@ from pipeedge.transport.interfaces import choose_interface, interface_addresses,
 if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data import DataEnds, ResultSink
     from pipeedge.run.data_part import DataPart
-    from pipeedge.run.under_way import DataProgress
+    from pipeedge.run.progress import DataProgress
 
 __all__ = [
     "Prepared",
     "agree",
     "close_links",
     "connect",
-    "leave",
     "open_parts",
     "prepare",
     "results_kept",
@@ -91,7 +90,7 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
             stack.callback(exporter.close)
         data = progress = None
         if context.rank == request.schedule.data_rank:
-            from pipeedge.run.under_way import DataProgress
+            from pipeedge.run.progress import DataProgress
 
             with context.activity.loading("reading its input", None):
                 data, progress = _open_ends(context), DataProgress()
@@ -160,23 +159,14 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     return plan
 
 
-def leave(context: RankContext, session: RunSession) -> None:
-    """Leave the run, which gives this rank nothing to do; rank 0 stays to serve the hub."""
-    context.say_waiting("the schedule gives it no stage, so it has nothing to do")
-    if session.serves_hub:
-        session.member.wait(Start)
-        context.stop_serving_rendezvous()
-        session.summary()
-
-
-def connect(context: RankContext, plan: Plan, interface: str, epoch: int = 0) -> None:
+def connect(context: RankContext, plan: Plan, interface: str, epoch: int) -> None:
     """Join the group of all that have a part in the plan, unless this rank is alone.
 
     Args:
         context: This rank.
         plan: The plan.
         interface: Network interface of the links.
-        epoch: Number of the plan, if the run has several.
+        epoch: Number of the epoch.
 
     Raises:
         PeerError: The links do not open.

@@ -1,19 +1,20 @@
 """One rank of a run, from request to report.
 
     every rank        hello ──> facts ──┐                 ┌─> links, shard ─> ready ─┐
-    rank 0 (hub)          all there, all agree? ─> plan ──┘                    start ┴─> run ─> done
+    rank 0 (hub)          all there, all agree? ─> plan ──┘                      run ┴─> work ─> done
     data rank                                                       results written, summary ─> report
 
 Rank 0 decides the schedule and announces it; nobody else needs its files. A rank without a stage leaves as
-soon as it knows that. Every phase is a function in ``run.phases`` or ``run.outcome``; between ``start`` and
-``done`` a rank consists of these threads, each a [ ], and of what they wait for:
+soon as it knows that, unless the run goes on after a loss: then it waits for another plan. From the plan on,
+a run is a sequence of epochs (``run.epochs``); one that does not go on has one. Between ``ready`` and
+``done``, a rank consists of these threads, each a [ ], and of what they wait for:
 
     data rank   pictures ──> [read] ──> [feed] ──> link 0 ──> stage 0            [display]
                 results <── [collect] <── last link <── last stage
     stage       link n ──> [compute] ──> link n + 1        [watch] times the link, on the data rank too
                   └──> [receipts], where the bits of the link or a prediction are to be measured
     every rank  [member] hears the hub: a failure anywhere stops the crew of these threads
-                main thread: waits for the crew
+                [epoch n] waits for the crew; the main thread, for the next epoch or the end
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipeedge.base.crew import Crew, Threads
-from pipeedge.base.heap import keep_freed_memory
-from pipeedge.base.machine import process_age_s
 from pipeedge.control.forms import Joining
 from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session, report_early_failure
@@ -34,19 +33,7 @@ from pipeedge.request.config import RunRequest
 from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.epochs import take_turns
-from pipeedge.run.loading import load_stage
-from pipeedge.run.outcome import finish
-from pipeedge.run.parts import Attempt, open_monitor
-from pipeedge.run.phases import (
-    agree,
-    connect,
-    leave,
-    open_parts,
-    prepare,
-    results_kept,
-    stream,
-    tell_plan,
-)
+from pipeedge.run.phases import agree, prepare
 from pipeedge.transport.base import RendezvousService
 from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.interfaces import is_loopback
@@ -145,19 +132,8 @@ def _take_part(context: RankContext, session: RunSession) -> RunReport | None:
     member.on_end(lambda: crew.stop(member.error))
     with prepare(context) as prepared:
         plan = agree(context, session, prepared)
-        if plan.goes_on:
-            return take_turns(context, session, prepared)
-        if context.rank not in plan.participants:
-            leave(context, session)
-            return None
-        connect(context, plan, prepared.interface)
-        stage = context.wait_for_value("load", lambda: load_stage(context, plan, prepared.device))
-        monitor = open_monitor(context, plan, prepared.exporter)
-        parts = open_parts(context, session.member, Attempt(plan), prepared, stage, monitor)
-        keep_freed_memory()  # not before: what loading frees is returned
-        session.start()
-        startup_s = process_age_s()
-        tell_plan(plan, prepared.data)
-        with monitor, results_kept(context, prepared.data):
-            stream(context, plan, parts)
-        return finish(context, session, plan, parts, startup_s=startup_s, device=prepared.device)
+        if context.rank not in plan.participants and not plan.goes_on:
+            context.say_waiting("the schedule gives it no stage, so it has nothing to do")
+            if not session.serves_hub:
+                return None
+        return take_turns(context, session, prepared)

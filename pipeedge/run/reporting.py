@@ -41,8 +41,8 @@ def make_report(
     startup_s: float,
 ) -> RunReport:
     """Build the report from what the data rank collected and the figures of the stages, as far as known."""
-    collected, under_way, sink = data.progress.collected, data.progress.under_way, data.ends.sink
-    began_s = member.hub_clock(under_way.began_at or 0.0)
+    collected, ledger, sink = data.progress.collected, data.progress.ledger, data.ends.sink
+    began_s = member.hub_clock(ledger.began_at or 0.0)
     epochs = collected.finished_epochs()
     last_epoch = epochs[-1].number if epochs else 0
     found = _recordings(member, {one.rank for one in stages}, last_epoch)
@@ -51,7 +51,7 @@ def make_report(
         model=context.model.name,
         schedule=plan.schedule,
         items=sink.items,
-        microbatches=under_way.written,
+        microbatches=ledger.written,
         microbatch_size=plan.microbatch_size,
         startup_s=startup_s,
         elapsed_s=collected.elapsed_s,

@@ -96,6 +96,11 @@ class Shelf:
             if self._taken is not None:
                 self._held, self._taken_before = (self._taken,), None
 
+    def clear(self) -> None:
+        """Free all, as nothing is computed any longer."""
+        with self._changed:
+            self._held, self._taken, self._taken_before = (), None, None
+
     def give_back(self) -> None:
         """Free what was taken last beside something else, which is in use still."""
         with self._changed:

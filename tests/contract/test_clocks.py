@@ -15,7 +15,7 @@ from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Member
-from pipeedge.control.messages import Planned, Start, Summary
+from pipeedge.control.messages import Planned, Summary
 
 ways = st.tuples(st.floats(1e-5, 0.05), st.floats(1e-5, 0.05))
 
@@ -69,8 +69,9 @@ def test_members_know_the_hubs_clock() -> None:
             hub.gather()
             hub.plan(Announcement(Raw(b"{}"), (0,), data_rank=0))
             member.wait(Planned)
-            member.ready()
-            member.wait(Start)
+            order = member.turns.next()
+            assert order is not None
+            member.turns.ready(order.prepare.epoch)
             long = "a" * 60_000 + '"' * 60_000
             for number in range(11):
                 member.record(f"\n{number}{long}")

@@ -49,7 +49,6 @@ from pipeedge.control.messages import (
     Planned,
     RankRecord,
     Ready,
-    Start,
     Summary,
     Verdict,
     WorkByRank,
@@ -169,9 +168,9 @@ def test_a_verdict_that_has_arrived_explains_why_nothing_can_be_sent() -> None:
             hub_end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             hub_end.close()
             for _ in range(3):
-                self._uplink.send(Ready())
+                self._uplink.send(Ready(1))
         with pytest.raises(PeerFailedError, match="rank 2 is gone: killed"):
-            self.wait(Start)
+            self.wait(Summary)
 
 
 def test_a_failing_display_does_not_end_the_run() -> None:
@@ -210,7 +209,7 @@ def test_a_displaced_rank_connects_again_and_repeats_its_messages() -> None:
                 assert self.wait(Planned) == Planned(Raw(b"1"))
             # Once the hub was heard, the end of the connection is the end.
             with pytest.raises(PeerFailedError, match="rank 0 is gone"):
-                self.wait(Start)
+                self.wait(Summary)
 
 
 @contextlib.contextmanager
@@ -236,8 +235,9 @@ def test_a_run_over_sockets() -> None:
             plan = self.wait(Planned)
             if rank == 1:
                 return
-            self.ready()
-            self.wait(Start)
+            order = self.turns.next()
+            assert order is not None
+            self.turns.ready(order.prepare.epoch)
             self.done({"rank": rank})
             seen[rank] = (plain(plan.plan), plain(self.wait(Summary).stats))
 

@@ -22,7 +22,7 @@ from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
-from pipeedge.run.under_way import UnderWay
+from pipeedge.run.ledger import Ledger
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
 from pipeedge.transport.channel import Channel
@@ -122,11 +122,11 @@ class QueuedStream:
 
 
 def test_a_feeder_that_takes_over_fits_the_input_to_its_pipeline() -> None:
-    under_way, stream, link, activity, crew = UnderWay(), QueuedStream(), LocalLink(), Activity(), Crew()
-    under_way.begin(0.0)
-    under_way.input_ended()
-    under_way.change(1, 9)
-    feed = Feed(stream, under_way=under_way, stages=4, takes_over=True)
+    ledger, stream, link, activity, crew = Ledger(), QueuedStream(), LocalLink(), Activity(), Crew()
+    ledger.begin(0.0)
+    ledger.input_ended()
+    ledger.change(1, 9)
+    feed = Feed(stream, ledger=ledger, stages=4, takes_over=True)
     crew.start("feed", Feeder(feed, Outgoing(SendingEnd(link), activity), activity).run)
     assert link.receive() is None
     crew.wait()

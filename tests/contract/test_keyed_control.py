@@ -22,7 +22,7 @@ from pipeedge.control.announcement import Announcement
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.member import Callbacks, Member
-from pipeedge.control.messages import Planned, Start, Summary
+from pipeedge.control.messages import Planned, Summary
 from pipeedge.transport import door
 from pipeedge.transport.door import in_turn
 from pipeedge.transport.membership import Membership
@@ -56,8 +56,9 @@ def hold_session(key: Membership | None, *, change: Change = lambda data: data) 
                 self.hello(world_size=2, host="pi")
                 self.facts({"rank": rank})
                 assert self.wait(Planned).plan == Raw(f'"{PLAN_TEXT}"'.encode())
-                self.ready()
-                self.wait(Start)
+                order = self.turns.next()
+                assert order is not None
+                self.turns.ready(order.prepare.epoch)
                 self.record("x" * 200_000)
                 self.done({"rank": rank})
                 ended.append(self.wait(Summary).stats.keys())

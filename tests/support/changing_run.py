@@ -22,23 +22,23 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
+from pipeedge.run.ledger import Ledger
 from pipeedge.run.main import main
 from pipeedge.run.stage_part import LoadedStage
-from pipeedge.run.under_way import UnderWay
 
 FIRST, SECOND = ((1, 4, 0), (5, 16, 2)), ((1, 8, 1), (9, 16, 2))
 """First and last layer, and rank, of each stage of the new plans."""
 _begun, _over = threading.Event(), threading.Event()
-_change, _wait_for_room = UnderWay.change, UnderWay.wait_for_room
+_change, _wait_for_room = Ledger.change, Ledger.wait_for_room
 _fed = 0
 
 
-def _changing(self: UnderWay, epoch: int, window: int) -> None:
+def _changing(self: Ledger, epoch: int, window: int) -> None:
     _change(self, epoch, window)
     _begun.set()
 
 
-def _waiting(self: UnderWay) -> bool:
+def _waiting(self: Ledger) -> bool:
     global _fed
     if _fed == 20:
         _begun.wait()
@@ -96,6 +96,6 @@ def agree(context: object, session: RunSession, prepared: object) -> Plan:
 
 
 if __name__ == "__main__":
-    UnderWay.change, UnderWay.wait_for_room = _changing, _waiting  # type: ignore[method-assign]
+    Ledger.change, Ledger.wait_for_room = _changing, _waiting  # type: ignore[method-assign]
     phases.Decider, pipeline.agree = ChangingDecider, agree  # type: ignore[misc,assignment]
     main()

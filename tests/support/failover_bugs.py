@@ -1,278 +1,346 @@
 """Bugs to plant into the rules of failover, to show that the simulated world finds them.
 
-Each is a set of rules in which one method does the wrong thing. They know the private parts of the rules.
+Each is a part of the product in which one method or one row of a table does the wrong thing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from failover_shells import Rules
 from msgspec import Raw
 from msgspec.structs import replace
 
-from pipeedge.control.announcement import Announcement
-from pipeedge.control.attempts import Attempts, Faults
-from pipeedge.control.epoch_member import Admission, EpochMember, MemberStep
-from pipeedge.control.epoch_messages import Abort, EpochReady, Passed, Prepare, Stopped
-from pipeedge.control.epochs import Epochs, EpochStep
-from pipeedge.control.failures import Failure
-from pipeedge.control.ledger import Arrival, Ledger
-from pipeedge.control.liveness import Loading
+from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
+from pipeedge.control.attendance import Attendance, Newcomer
+from pipeedge.control.epoch_member import EpochMember, MemberStep, Report
+from pipeedge.control.epochs import Epochs, Event, Step, Wanted
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.liveness import Limits, Loading, Silent
 from pipeedge.control.load_deadline import LoadDeadlines, LoadFinding
-from pipeedge.control.members import Members, MemberTable
-from pipeedge.control.messages import Complete, Message, Verdict
+from pipeedge.control.messages import (
+    Abort,
+    Complete,
+    Failed,
+    Hello,
+    LinkLost,
+    Passed,
+    Ready,
+    Retire,
+    Run,
+    Stopped,
+)
+from pipeedge.control.roster import Members, Outgoing, Roster
+from pipeedge.control.rules import HubState
+from pipeedge.control.watch import RankWatch
+from pipeedge.run.ledger import Arrival, Ledger
 
-Outgoing = list[tuple[int, Message]]
+_ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 
 
-class ForgetsToAbort(Epochs):
-    def _stop(self, line: str) -> Outgoing:
-        self._step = EpochStep.PLANNING
-        return []
+def _effect(name: str) -> Callable[[Any, Any], Outgoing]:
+    """Return an effect that is looked up when it is needed, so that a subclass may replace it."""
+    return lambda epochs, what: getattr(epochs, name)(what)
 
 
-class AbortsOnlyOne(Epochs):
-    def _stop(self, line: str) -> Outgoing:
-        outgoing = super()._stop(line)
+_TABLE: Mapping[Any, Any] = {
+    key: (_effect(effect.__name__), step) for key, (effect, step) in Epochs.TABLE.items()
+}
+
+
+def _rows(effect: str, after: Step, event: Event, *steps: Step) -> Mapping[Any, Any]:
+    """Return the table with other rows for an event."""
+    return {**_TABLE, **{(step, event): (_effect(effect), after) for step in steps}}
+
+
+class Planted(Epochs):
+    """Epochs whose effects can be replaced."""
+
+    TABLE = _TABLE
+
+
+# --- the table of the hub ---------------------------------------------------------------------------
+
+
+class ForgetsToAbort(Planted):
+    TABLE = _rows("_nothing", Step.PLANNING, Event.FAULT, *_ACTIVE)
+
+
+class DoesNotWaitForStops(Planted):
+    TABLE = _rows("_abort_all", Step.PLANNING, Event.FAULT, *_ACTIVE)
+
+
+class AbortsOnlyOne(Planted):
+    def _abort_all(self, line: str) -> Outgoing:
+        outgoing = super()._abort_all(line)
         self._attempts.awaited = set(sorted(self._attempts.awaited)[:1])
         return outgoing[:1]
 
 
-class DoesNotWaitForStops(Epochs):
-    def _stop(self, line: str) -> Outgoing:
-        outgoing = super()._stop(line)
-        self._step = EpochStep.PLANNING
-        return outgoing
+class StopsOnlyWhatRan(Planted):
+    def _abort_all(self, line: str) -> Outgoing:
+        self._attempts.next = None
+        self._attempts.awaited.clear()
+        return super()._abort_all(line)
 
 
-class StartsBeforeAllArePrepared(Epochs):
-    def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
-        if self._step is EpochStep.PREPARING:
-            self._attempts.awaited = {(self.epoch, rank)}
-        return super()._take_prepared(rank, prepared)
-
-    _STEPS = MappingProxyType(
-        {
-            **Epochs._STEPS,
-            EpochStep.PREPARING: {**Epochs._STEPS[EpochStep.PREPARING], EpochReady: _take_prepared},
-            EpochStep.RUNNING: {**Epochs._STEPS[EpochStep.RUNNING], EpochReady: Epochs._ignore},
-        }
-    )
+class StopsWhatRunsForWhatIsPrepared(Planted):
+    TABLE = _rows("_abort_all", Step.STOPPING, Event.NEXT_FAULT, Step.CHANGING)
 
 
-class RemembersMembers(MemberTable):
-    def __init__(self, incarnations: Mapping[int, int]) -> None:
-        super().__init__(incarnations)
-        self._ever = {incarnation: rank for rank, incarnation in incarnations.items()}
-
-    def admit(self, rank: int, incarnation: int) -> None:
-        self._ever[incarnation] = rank
-        super().admit(rank, incarnation)
-
-    def rank_of(self, incarnation: int) -> int | None:
-        rank = self._ever.get(incarnation)
-        return rank if rank in self.incarnations else None
+class RunsOnWithoutAParticipantOfTheNext(Planted):
+    TABLE = _rows("_nothing", Step.SWITCHING, Event.NEXT_FAULT, Step.SWITCHING)
 
 
-class HearsFormerMembers(Epochs):
-    def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
-        super().__init__(members, data_rank)
-        self._members = RemembersMembers(members)
-        self._attempts = Attempts(self._members)
+class ForgetsToDrop(Planted):
+    TABLE = _rows("_abort_next", Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING)
 
-
-class ForgetsLossWhilePreparing(Epochs):
-    def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        rank = self._members.rank_of(incarnation)
-        if self._step is EpochStep.PREPARING and rank is not None and rank not in self._essential:
-            self._members.remove(rank)
-            return []
-        return super().lost(incarnation, failure)
-
-
-class ForgetsLossWhileStopping(Epochs):
-    def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        awaited = set(self._attempts.awaited)
-        outgoing = super().lost(incarnation, failure)
-        if self._step is EpochStep.PLANNING and awaited and not self._attempts.awaited:
-            self._step, self._attempts.awaited = EpochStep.STOPPING, awaited
-        return outgoing
-
-
-class UsesOvertakenPlan(Epochs):
-    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
-        outgoing = super().planned(membership, decision)
-        if self._step is not EpochStep.PLANNING or isinstance(decision, Failure):
-            return outgoing
-        attempt, self._step = self._attempts.prepare(decision.participants), EpochStep.PREPARING
-        self._attempts.awaited = {(attempt.number, rank) for rank in decision.participants}
-        here = [self._members[rank] for rank in decision.participants if rank in self._members]
-        return [(incarnation, Prepare(attempt.number, decision.plan)) for incarnation in here]
-
-
-class EndsThoughOneHasJoined(Epochs):
-    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
-        if isinstance(decision, Failure) and self._step is EpochStep.PLANNING:
-            return self._end(decision)
-        return super().planned(membership, decision)
-
-
-class ForgetsWhoJoins(Epochs):
-    def joined(self, rank: int, incarnation: int) -> Outgoing:
+    def _abort_next(self, line: str) -> Outgoing:
+        super()._abort_next(line)
+        self._attempts.next, self._attempts.awaited = None, set()
         return []
 
 
-class ReplacesRankThatLives(Epochs):
-    def joined(self, rank: int, incarnation: int) -> Outgoing:
-        self._members.incarnations.pop(rank, None)
-        return super().joined(rank, incarnation)
+class DoesNotWaitForDrops(Planted):
+    TABLE = _rows("_abort_next", Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING)
 
-
-class ForgetsClaims(Epochs):
-    def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        self._members.claims.clear()
-        return super().lost(incarnation, failure)
-
-
-class StopsForSpare(Epochs):
-    def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        rank = self._members.rank_of(incarnation)
-        outgoing = super().lost(incarnation, failure)
-        if rank is not None and self._step is EpochStep.RUNNING:
-            return outgoing + self._stop(failure.line)
+    def _abort_next(self, line: str) -> Outgoing:
+        outgoing = super()._abort_next(line)
+        self._attempts.next, self._attempts.awaited = None, set()
         return outgoing
 
 
-class GoesOnWithoutDataRank(Epochs):
-    def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
-        super().__init__(members, data_rank)
-        self._essential = frozenset({0})
+class ReusesNumberOfDroppedEpoch(Planted):
+    def _forget_next(self, _: object) -> Outgoing:
+        self._attempts._latest = self.epoch
+        return super()._forget_next(_)
+
+
+class ReusesEpochThatNeverRan(Planted):
+    def _abort_all(self, line: str) -> Outgoing:
+        self._attempts._latest -= self.step is Step.PREPARING
+        return super()._abort_all(line)
+
+
+class TellsVerdictToParticipantsOnly(Planted):
+    def _tell_verdict(self, failure: Failure) -> Outgoing:
+        rank_of, participants = self._roster.rank_of, self._roster.participants or ()
+        return [one for one in super()._tell_verdict(failure) if rank_of.get(one[0]) in participants]
+
+
+class PlansWhileOthersStop(Planted):
+    TABLE = _rows("_prepare", Step.PREPARING, Event.PLAN, Step.STOPPING)
+
+    def wanted(self) -> Wanted | None:
+        step = self.step
+        self.step = Step.PLANNING if step is Step.STOPPING else step
+        try:
+            return super().wanted()
+        finally:
+            self.step = step
+
+
+class SaysNothingOfADroppedChange(Planted):
+    def _drop_change(self, why: str) -> None:
+        pass
+
+
+# --- messages, losses and plans at the hub ----------------------------------------------------------
+
+
+class StartsBeforeAllArePrepared(Epochs):
+    def _take_any_ready(self, rank: int, ready: Ready, now: float) -> Outgoing:
+        self._attempts.awaited = {(ready.epoch, rank)}
+        return self._take_ready(rank, ready, now)
+
+    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
+        **Epochs._MESSAGES,
+        Step.PREPARING: {**Epochs._MESSAGES[Step.PREPARING], Ready: _take_any_ready},
+        Step.RUNNING: {**Epochs._MESSAGES[Step.RUNNING], Ready: Epochs._ignore},
+    }
+
+
+class SwitchesBeforeAllArePrepared(Epochs):
+    def _take_any_ready(self, rank: int, ready: Ready, now: float) -> Outgoing:
+        self._attempts.awaited = {(ready.epoch, rank)}
+        return self._take_ready(rank, ready, now)
+
+    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
+        **Epochs._MESSAGES,
+        Step.CHANGING: {**Epochs._MESSAGES[Step.CHANGING], Ready: _take_any_ready},
+        Step.SWITCHING: {**Epochs._MESSAGES[Step.SWITCHING], Ready: Epochs._ignore},
+        Step.RUNNING: {**Epochs._MESSAGES[Step.RUNNING], Ready: Epochs._ignore},
+    }
 
 
 class IgnoresCompleteWhileStopping(Epochs):
-    def _take_complete(self, rank: int, complete: Complete) -> Outgoing:
-        if self._step is EpochStep.STOPPING:
+    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
+        **Epochs._MESSAGES,
+        Step.STOPPING: {**Epochs._MESSAGES[Step.STOPPING], Complete: Epochs._ignore},
+    }
+
+
+class ForgetsLossWhilePreparing(Epochs):
+    def lost(self, rank: int, failure: Failure, now: float) -> Outgoing:
+        if self.step is Step.PREPARING and not self._is_essential(rank):
+            self._roster.remove(rank, now)
             return []
-        return super()._take_complete(rank, complete)
-
-    _STEPS = MappingProxyType(
-        {
-            **Epochs._STEPS,
-            EpochStep.STOPPING: {**Epochs._STEPS[EpochStep.STOPPING], Complete: _take_complete},
-        }
-    )
+        return super().lost(rank, failure, now)
 
 
-class LosesAfterTheEnd(Epochs):
-    def lost(self, incarnation: int, failure: Failure) -> Outgoing:
-        if self._step is EpochStep.COMPLETE:
-            return self._end(failure)
-        return super().lost(incarnation, failure)
+class StopsForSpare(Epochs):
+    def lost(self, rank: int, failure: Failure, now: float) -> Outgoing:
+        outgoing = super().lost(rank, failure, now)
+        return outgoing + (self._happen(Event.FAULT, failure.line, now) if self.step is Step.RUNNING else [])
 
 
-class ReusesEpochThatNeverRan(Epochs):
-    def planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> Outgoing:
-        self._attempts._latest -= self._has_failed_before_run
-        return super().planned(membership, decision)
-
-    _has_failed_before_run = False
-
-    def _stop(self, line: str) -> Outgoing:
-        self._has_failed_before_run = self._step is EpochStep.PREPARING
-        return super()._stop(line)
+class GoesOnWithoutDataRank(Epochs):
+    def _is_essential(self, rank: int) -> bool:
+        return not self.goes_on or rank == 0
 
 
-class ForgetsFaults(Faults):
+class GoesOnAfterTheLastLoss(Epochs):
+    """Does not know the policy under which the first loss is the last event."""
+
+    def _is_essential(self, rank: int) -> bool:
+        return rank in (0, self._roster.data_rank)
+
+
+class UsesOvertakenPlan(Epochs):
+    def _has_all(self, announcement: Any, members: Members) -> bool:
+        return True
+
+
+class EndsThoughOneHasJoined(Epochs):
+    def unplanned(self, members: Members, failure: Failure, now: float) -> Outgoing:
+        return self.end(failure, now) if self.step is Step.PLANNING else []
+
+
+class DismissesTheEndThatMustStay(Epochs):
+    def link_lost(self, rank: int, peer: int, failure: Failure, now: float, cause: str = "") -> Outgoing:
+        swaps = self._is_essential(rank) != self._is_essential(peer)
+        ends = (peer, rank) if swaps and not self._is_essential(peer) else (rank, peer)
+        self._is_essential = lambda rank: rank == ends[0] or type(self)._is_essential(self, rank)  # type: ignore[method-assign]
+        try:
+            return super().link_lost(*ends, failure, now, cause)
+        finally:
+            del self._is_essential
+
+
+class HasNoPatience(Epochs):
+    """Waits for ever for a member that does not stop."""
+
+    def tick(self, now: float) -> Outgoing:
+        return []
+
+
+class LetsOneMicrobatchCostRankAfterRank(Epochs):
+    def failed(self, rank: int, failed: Failed, failure: Failure, now: float) -> Outgoing:
+        return self.lost(rank, failure, now)
+
+
+class RetiresWhenOneHasPassed(Attempts):
+    @property
+    def all_passed(self) -> bool:
+        return bool(self._passed)
+
+
+class WaitsForTheLost(Attempts):
+    """Forgets the loss of a rank while others stop."""
+
+    def forget(self, rank: int) -> None:
+        pass
+
+
+class TakesANewcomerForAParticipant(Attempts):
+    def parts(self, attempt: EpochAttempt | None) -> list[Part]:
+        if attempt is None:
+            return []
+        return [(attempt.number, rank) for rank in sorted(attempt.participants) if rank in self._roster.seats]
+
+
+class TriesBrokenLinkForEver(Faults):
     def is_first(self, link: frozenset[int], epoch: int) -> bool:
         return True
 
 
-class TriesBrokenLinkForEver(Epochs):
-    def __init__(self, members: Mapping[int, int], data_rank: int) -> None:
-        super().__init__(members, data_rank)
-        self._faults = ForgetsFaults()
+# --- who is here, and who lives ---------------------------------------------------------------------
 
 
-class TellsVerdictToParticipantsOnly(Epochs):
-    def _end(self, failure: Failure) -> Outgoing:
-        super()._end(failure)
-        return [
-            (incarnation, Verdict(failure))
-            for rank, incarnation in self._members.incarnations.items()
-            if rank in self._attempts.current.participants
-        ]
+class HearsFormerMembers(Roster):
+    def remove(self, rank: int, now: float) -> None:
+        connection = self.seats[rank].connection
+        super().remove(rank, now)
+        self.rank_of[connection] = rank
 
 
-class SwitchesBeforeAllArePrepared(Epochs):
-    def _take_prepared(self, rank: int, prepared: Any) -> Outgoing:
-        if self._step is EpochStep.CHANGING:
-            self._attempts.awaited = {(self._attempts._latest, rank)}
-        return super()._take_prepared(rank, prepared)
-
-    _STEPS = MappingProxyType(
-        {
-            **Epochs._STEPS,
-            EpochStep.CHANGING: {**Epochs._STEPS[EpochStep.CHANGING], EpochReady: _take_prepared},
-            EpochStep.SWITCHING: {**Epochs._STEPS[EpochStep.SWITCHING], EpochReady: Epochs._ignore},
-        }
-    )
+class ForgetsClaims(Roster):
+    def remove(self, rank: int, now: float) -> None:
+        self.claims.pop(rank, None)
+        super().remove(rank, now)
 
 
-class RetiresWhenOneHasPassed(Epochs):
-    def _take_passed(self, rank: int, passed: Any) -> Outgoing:
-        if self._step is EpochStep.SWITCHING:
-            current = self._attempts.current
-            self._attempts._passed = {(current.number, other) for other in current.participants}
-        return super()._take_passed(rank, passed)
-
-    _STEPS = MappingProxyType(
-        {
-            **Epochs._STEPS,
-            EpochStep.SWITCHING: {**Epochs._STEPS[EpochStep.SWITCHING], Passed: _take_passed},
-        }
-    )
+class TrustsFactsThatWereNotCompared(Roster):
+    def agreed_facts(self) -> dict[int, Raw]:
+        return {rank: seat.facts for rank, seat in sorted(self.seats.items()) if seat.facts is not None}
 
 
-class ForgetsToDrop(Epochs):
-    def _drop(self, line: str) -> Outgoing:
-        self._step, self._attempts.beside, self._attempts.awaited = EpochStep.RUNNING, None, set()
+class ForgetsWhoJoins(Attendance):
+    def newcomer(self) -> Newcomer | None:
+        return None
+
+
+class ReplacesRankThatLives(Attendance):
+    def claim(self, connection: int, hello: Hello) -> Outgoing:
+        outgoing = super().claim(connection, hello)
+        self._roster.remove(hello.rank, self._roster.seats[hello.rank].heard_at)
+        return outgoing
+
+
+class HearsNoSilence(RankWatch):
+    def look(self, *args: Any) -> Any:
+        found = super().look(*args)
+        return None if isinstance(found, Silent) else found
+
+
+class TakesAPauseForSilence(RankWatch):
+    def look(self, *args: Any) -> Any:
+        self.limits = Limits(silence_s=0.9, stall_s=self.limits.stall_s)
+        return super().look(*args)
+
+
+class DoesNotSeeThatItMoves(RankWatch):
+    def look(self, *args: Any) -> Any:
+        self._progress, moved_at = -1, self._moved_at
+        found = super().look(*args)
+        self._moved_at = moved_at
+        return found
+
+
+class IgnoresClosedConnections(HubState):
+    def closed(self, connection: int, now: float, why: str = "", *, left: str = "") -> Outgoing:
+        rank = self.roster.rank_of.get(connection)
+        if rank is not None and self.epochs.recovers and rank in self.epochs.participants:
+            return []
+        return super().closed(connection, now, why, left=left)
+
+
+class LosesAfterTheEnd(HubState):
+    def _go_on_without(self, line: str, rank: int | None) -> Outgoing:
+        return self._end(Failure(FailureKind.GONE, line), 0.0)
+
+
+class WaitsForThoseWhoLeft(HubState):
+    def _go_on_without(self, line: str, rank: int | None) -> Outgoing:
         return []
 
 
-class DoesNotWaitForDrops(Epochs):
-    def _drop(self, line: str) -> Outgoing:
-        outgoing = super()._drop(line)
-        self._step, self._attempts.beside, self._attempts.awaited = EpochStep.RUNNING, None, set()
-        return outgoing
+class DiagnosesOnlyThoseWhoWork(HubState):
+    """Does not see that a rank falls silent while plans are made and prepared."""
 
-
-class StopsOnlyWhatRan(Epochs):
-    def _stop(self, line: str) -> Outgoing:
-        self._attempts.beside = None
-        return super()._stop(line)
-
-
-class StopsWhatRunsForWhatIsPrepared(Epochs):
-    def _drop(self, line: str) -> Outgoing:
-        return self._stop(line)
-
-
-class RunsOnWithoutAParticipantOfTheNext(Epochs):
-    def _go_on_without(self, rank: int, line: str) -> Outgoing:
-        if self._step is EpochStep.SWITCHING and rank not in self._attempts.current.participants:
-            return []
-        return super()._go_on_without(rank, line)
-
-
-class ReusesNumberOfDroppedEpoch(Epochs):
-    def _run_if_dropped(self) -> Outgoing:
-        outgoing = super()._run_if_dropped()
-        if self._step is EpochStep.RUNNING:
-            self._attempts._latest = self.epoch
-        return outgoing
+    def _look(self, now: float) -> Outgoing:
+        return super()._look(now) if self.roster.runs or self.epochs.step is Step.GATHERING else []
 
 
 class AwaitsNoLoad(Epochs):
@@ -280,133 +348,11 @@ class AwaitsNoLoad(Epochs):
         return False
 
 
-class TakesFramesOfAnyEpoch(EpochMember):
-    def judge(self, epoch: int) -> Admission:
-        working = (MemberStep.PREPARING, MemberStep.PREPARED, MemberStep.RUNNING)
-        is_working = any(step in working for step in self._parts.values())
-        return Admission.TAKE if is_working else super().judge(epoch)
+class LosesARankForABetterPlan(Epochs):
+    """Takes a rank for lost whose load for a better plan hangs, although it computes."""
 
-
-class DoesNotReportStopBeforeRun(EpochMember):
-    def heard(self, message: Any) -> None:
-        step = self.step(message.epoch) if isinstance(message, Abort) else None
-        super().heard(message)
-        if isinstance(message, Abort) and step is not MemberStep.RUNNING:
-            self._enter(message.epoch, MemberStep.SPARE)
-
-
-class ReportsStopAtOnce(EpochMember):
-    """Seems to have stopped while it still takes frames."""
-
-    def stopped(self, epoch: int, written: int | None = None) -> Stopped | None:
-        stopped = super().stopped(epoch, written)
-        if stopped is not None:
-            self._enter(epoch, MemberStep.STOPPING)
-        return stopped
-
-
-class TakesPassedForRunning(EpochMember):
-    """Reports the loss of links to ranks that have left an epoch, and does not retire."""
-
-    def passed(self, epoch: int, first: int | None = None) -> Passed | None:
-        passed = super().passed(epoch, first)
-        if passed is not None:
-            self._enter(epoch, MemberStep.RUNNING)
-        return passed
-
-
-class RefusesEarlyLinks(EpochMember):
-    def judge(self, epoch: int) -> Admission:
-        admission = super().judge(epoch)
-        return Admission.REFUSE if admission is Admission.KEEP else admission
-
-
-class ReportsNoLink(EpochMember):
-    """Does not report a link that does not open, so nobody ends the wait for it."""
-
-    def link_lost(self, epoch: int, peer: int, line: str) -> None:
-        return None
-
-
-class SkipsOneInNewEpoch(Ledger[int]):
-    def restart(self, epoch: int, window: int) -> None:
-        super().restart(epoch, window)
-        self._next += bool(self._entries)
-
-
-class DoesNotFeedAgain(Ledger[int]):
-    def restart(self, epoch: int, window: int) -> None:
-        fed = self._next
-        super().restart(epoch, window)
-        self._next = fed
-
-
-class FeedsFromTheBeginning(Ledger[int]):
-    def restart(self, epoch: int, window: int) -> None:
-        super().restart(epoch, window)
-        self._next = 0
-
-
-class ForgetsWhatWasRead(Ledger[int]):
-    def restart(self, epoch: int, window: int) -> None:
-        super().restart(epoch, window)
-        self._entries.clear()
-
-
-class WritesOldResults(Ledger[int]):
-    def judge(self, epoch: int, number: int) -> Arrival:
-        return Arrival.WRITE
-
-
-class FeedsAgainWhenChanged(Ledger[int]):
-    """Feeds the new epoch what the one before will write."""
-
-    def change(self, epoch: int, window: int) -> int:
-        first = super().change(epoch, window)
-        self._next = self._first = self._written
-        return first
-
-
-class SkipsOneWhenChanged(Ledger[int]):
-    def change(self, epoch: int, window: int) -> int:
-        self._next += 1
-        return super().change(epoch, window)
-
-
-class DropsWhatTheFormerEpochHas(Ledger[int]):
-    def judge(self, epoch: int, number: int) -> Arrival:
-        return Arrival.DROP if epoch < self._epoch else super().judge(epoch, number)
-
-
-class DropsWhatTheNewEpochHas(Ledger[int]):
-    def judge(self, epoch: int, number: int) -> Arrival:
-        arrival = super().judge(epoch, number)
-        return Arrival.DROP if arrival is Arrival.HOLD else arrival
-
-
-class WritesTheNewBeforeTheFormer(Ledger[int]):
-    def judge(self, epoch: int, number: int) -> Arrival:
-        arrival = super().judge(epoch, number)
-        return Arrival.WRITE if arrival is Arrival.HOLD else arrival
-
-
-class RemembersTheChangeAfterAFailure(Ledger[int]):
-    def restart(self, epoch: int, window: int) -> None:
-        first, before = self._first, self._before
-        super().restart(epoch, window)
-        if before:
-            self._first = first
-
-
-class HasNoWindow(Ledger[int]):
-    def next_number(self) -> int | None:
-        return None if self._next == self._count else self._next
-
-
-class IsCompleteWhenAllIsFed(Ledger[int]):
-    @property
-    def complete(self) -> bool:
-        return self._count is not None and self._next >= self._count
+    def awaits(self, rank: int) -> bool:
+        return self._awaits(rank)
 
 
 class LoadsForEver(LoadDeadlines):
@@ -421,75 +367,167 @@ class DoesNotCountBytes(LoadDeadlines):
         return super().look({key: replace(load, loaded=0) for key, load in loads.items()}, now)
 
 
-_RARE: Mapping[type[Epochs | EpochMember], int] = {
-    GoesOnWithoutDataRank: 670,
-    IgnoresCompleteWhileStopping: 3700,
-    RefusesEarlyLinks: 930,
-}
+class EndsIfTheFirstPlanIsOvertaken(Planted):
+    TABLE = _rows("_nothing", Step.GATHERING, Event.OVERTAKEN, Step.GATHERING)
+
+
+# --- a rank -----------------------------------------------------------------------------------------
+
+
+class RunsBeforeItIsTold(EpochMember):
+    TABLE: ClassVar[Mapping[Any, Any]] = {
+        **EpochMember.TABLE,
+        (MemberStep.PREPARING, Ready): MemberStep.RUNNING,
+        (MemberStep.RUNNING, Run): MemberStep.RUNNING,
+    }
+
+
+class DoesNotReportStopBeforeRun(EpochMember):
+    TABLE: ClassVar[Mapping[Any, Any]] = {
+        **EpochMember.TABLE,
+        (MemberStep.PREPARING, Abort): MemberStep.SPARE,
+        (MemberStep.PREPARED, Abort): MemberStep.SPARE,
+    }
+
+
+class ReportsStopAtOnce(EpochMember):
+    """Seems to have stopped while it still computes."""
+
+    TABLE: ClassVar[Mapping[Any, Any]] = {
+        **EpochMember.TABLE,
+        (MemberStep.STOPPING, Stopped): MemberStep.STOPPING,
+    }
+
+
+class DoesNotRetire(EpochMember):
+    TABLE: ClassVar[Mapping[Any, Any]] = {**EpochMember.TABLE, (MemberStep.PASSED, Retire): MemberStep.PASSED}
+
+
+class TakesPassedForRunning(EpochMember):
+    """Reports the loss of links to ranks that have left an epoch, and does not retire."""
+
+    TABLE: ClassVar[Mapping[Any, Any]] = {
+        **EpochMember.TABLE,
+        (MemberStep.RUNNING, Passed): MemberStep.RUNNING,
+    }
+
+
+class ReportsNoLink(EpochMember):
+    """Does not report a link that does not open, so nobody ends the wait for it."""
+
+    def says(self, report: Report) -> bool:
+        return not isinstance(report, LinkLost) and super().says(report)
+
+
+# --- the ledger -------------------------------------------------------------------------------------
+
+
+class SkipsOneInNewEpoch(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        super().restart(epoch, window)
+        self._next += bool(self._entries)
+
+
+class DoesNotFeedAgain(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        fed = self._next
+        super().restart(epoch, window)
+        self._next = fed
+
+
+class FeedsFromTheBeginning(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        super().restart(epoch, window)
+        self._next = 0
+
+
+class ForgetsWhatWasRead(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        super().restart(epoch, window)
+        self.position = None
+
+
+class WritesOldResults(Ledger):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        return Arrival.WRITE
+
+
+class FeedsAgainWhenChanged(Ledger):
+    """Feeds the new epoch what the one before will write."""
+
+    def _hand_over(self, group: Any) -> None:
+        self._next = self._written if self._successor is not None else self._next
+        super()._hand_over(group)
+
+
+class SkipsOneWhenChanged(Ledger):
+    def _hand_over(self, group: Any) -> None:
+        self._next += self._successor is not None
+        super()._hand_over(group)
+
+
+class DropsWhatTheFormerEpochHas(Ledger):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        return Arrival.DROP if epoch < self._epoch else super().judge(epoch, number)
+
+
+class DropsWhatTheNewEpochHas(Ledger):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        arrival = super().judge(epoch, number)
+        return Arrival.DROP if arrival is Arrival.HOLD else arrival
+
+
+class WritesTheNewBeforeTheFormer(Ledger):
+    def judge(self, epoch: int, number: int) -> Arrival:
+        arrival = super().judge(epoch, number)
+        return Arrival.WRITE if arrival is Arrival.HOLD else arrival
+
+
+class RemembersTheChangeAfterAFailure(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        first, before = self._first, self._before
+        super().restart(epoch, window)
+        if before:
+            self._first = first
+
+
+class HasNoWindow(Ledger):
+    def next_number(self) -> int | None:
+        return None if self._next == self._count else self._next
+
+
+class IsCompleteWhenAllIsFed(Ledger):
+    @property
+    def complete(self) -> bool:
+        return self._count is not None and self._next >= self._count
+
+
+_RARE: Mapping[type, int] = {}
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
-BUGS: tuple[Rules, ...] = (
-    *(
-        Rules(epochs=epochs, from_seed=_RARE.get(epochs, 0))
-        for epochs in (
-            ForgetsToAbort,
-            AbortsOnlyOne,
-            DoesNotWaitForStops,
-            StartsBeforeAllArePrepared,
-            HearsFormerMembers,
-            ForgetsLossWhilePreparing,
-            ForgetsLossWhileStopping,
-            UsesOvertakenPlan,
-            EndsThoughOneHasJoined,
-            ForgetsWhoJoins,
-            ReplacesRankThatLives,
-            ForgetsClaims,
-            StopsForSpare,
-            GoesOnWithoutDataRank,
-            IgnoresCompleteWhileStopping,
-            LosesAfterTheEnd,
-            ReusesEpochThatNeverRan,
-            TriesBrokenLinkForEver,
-            TellsVerdictToParticipantsOnly,
-            SwitchesBeforeAllArePrepared,
-            RetiresWhenOneHasPassed,
-            ForgetsToDrop,
-            DoesNotWaitForDrops,
-            StopsOnlyWhatRan,
-            StopsWhatRunsForWhatIsPrepared,
-            RunsOnWithoutAParticipantOfTheNext,
-            ReusesNumberOfDroppedEpoch,
-            AwaitsNoLoad,
-        )
-    ),
-    *(
-        Rules(member=member, from_seed=_RARE.get(member, 0))
-        for member in (
-            TakesFramesOfAnyEpoch,
-            DoesNotReportStopBeforeRun,
-            ReportsStopAtOnce,
-            RefusesEarlyLinks,
-            ReportsNoLink,
-            TakesPassedForRunning,
-        )
-    ),
-    *(
-        Rules(ledger=ledger)
-        for ledger in (
-            SkipsOneInNewEpoch,
-            DoesNotFeedAgain,
-            FeedsFromTheBeginning,
-            ForgetsWhatWasRead,
-            WritesOldResults,
-            FeedsAgainWhenChanged,
-            SkipsOneWhenChanged,
-            DropsWhatTheFormerEpochHas,
-            DropsWhatTheNewEpochHas,
-            WritesTheNewBeforeTheFormer,
-            RemembersTheChangeAfterAFailure,
-            HasNoWindow,
-            IsCompleteWhenAllIsFed,
-        )
-    ),
-    *(Rules(loads=loads) for loads in (LoadsForEver, DoesNotCountBytes)),
-)
+_PLANTED: Mapping[str, type] = {
+    "epochs": Epochs,
+    "attempts": Attempts,
+    "faults": Faults,
+    "roster": Roster,
+    "attendance": Attendance,
+    "watch": RankWatch,
+    "loads": LoadDeadlines,
+    "hub": HubState,
+    "member": EpochMember,
+    "ledger": Ledger,
+}
+
+
+def _all_bugs() -> tuple[Rules, ...]:
+    """Return the rules with each of the bugs above."""
+    found = []
+    for part, whole in _PLANTED.items():
+        bugs = [each for each in globals().values() if isinstance(each, type) and issubclass(each, whole)]
+        found += [
+            Rules(**{part: bug}, from_seed=_RARE.get(bug, 0)) for bug in bugs if bug not in (whole, Planted)
+        ]
+    return tuple(found)
+
+
+BUGS = _all_bugs()

@@ -1,199 +1,273 @@
-"""The hub of a simulated run: a shell around ``Epochs``."""
+"""The hub of a simulated run: the product's ``HubState``, with connections of the world and a planner."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from failover_shells import BEAT_S, LAYERS, LIMITS, ViolationError, read_plan
+from failover_shells import BEAT_S, LAYERS, TIMEOUT_S, ViolationError, read_plan
 from msgspec import Raw
 
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.epoch_messages import EPOCH_TO_HUB
-from pipeedge.control.epochs import Epochs, EpochStep
+from pipeedge.control.attendance import Newcomer, Terms
+from pipeedge.control.changing import RunSnapshot
+from pipeedge.control.epochs import Step, Wanted
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import RankStatus, Silent, Stalled, Stuck, diagnose
-from pipeedge.control.load_deadline import HungLoad
-from pipeedge.control.members import Members
-from pipeedge.control.messages import Message, Verdict
+from pipeedge.control.messages import TO_HUB, Abort, Beat, Facts, Message, Verdict
+from pipeedge.control.roster import Members
+from pipeedge.control.rules import HubState
 from pipeedge.plan.after_loss import Survivor, smallest_change
 
 if TYPE_CHECKING:
     from failover_rank_shell import RankShell
     from failover_world import World
 
-_READ_TO_HUB = reader(EPOCH_TO_HUB)
-_RUNS = (EpochStep.RUNNING, EpochStep.CHANGING, EpochStep.DROPPING, EpochStep.SWITCHING)
+_READ_TO_HUB = reader(TO_HUB)
+_RUNS = (Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
+_STOPS = (Step.STOPPING, Step.DROPPING)
+_CHANGES = (Step.CHANGING, Step.SWITCHING)
+_STANDSTILL = ("the link between them is dead", "nothing has moved")
 
 
 class HubShell:
     """The hub of a simulated run."""
 
-    def __init__(self, world: World, epochs: Epochs) -> None:
+    def __init__(self, world: World) -> None:
+        limits = world.limits
+        required = frozenset({0, limits.data_rank}) if limits.goes_on else None
+        terms = Terms(TIMEOUT_S, required, joins_later=limits.goes_on)
         self.world = world
-        self.epochs = epochs
-        self._heard_at = dict.fromkeys(world.processes, 0.0)
-        self._statuses: dict[int, RankStatus] = {}
-        self._loads = world.rules.loads(LIMITS.stall_s)
-        self._progress = (0, 0)
-        self._progress_at = 0.0
-        self._planning = False
+        self.state = HubState(world_size=limits.ranks, timeout_s=TIMEOUT_S, now=0.0, terms=terms)
+        world.rules.plant(self.state)
+        self._deciding = False
         self._schedule: Schedule | None = None
-        self._seen = epochs.step
+        self._seen = self.step
+        self._stops_since: float | None = None
+        self._reviewed: set[int] = set()
+        self._planned = False
+        self.changes = 0
+        """Number of changes that were asked for."""
+
+    @property
+    def step(self) -> Step:
+        return self.state.epochs.step
+
+    @property
+    def members(self) -> Members:
+        return self.state.roster.members
+
+    @property
+    def is_over(self) -> bool:
+        return self.step in (Step.COMPLETE, Step.ENDED)
 
     def begin(self) -> None:
-        self._follow([])
         self.world.after(BEAT_S / 2, self._tick)
 
-    def greet(self, process: RankShell) -> None:
-        """Hear of a process that wants to join."""
-        way = (process.rank, 0)
-        self.world.network.carry(way, ("to hub", process.number), self._hello, process)
-
-    def _hello(self, process: RankShell) -> None:
-        if process.left:
-            return  # it closed its connection before the hub accepted it
-        self._heard_at[process.number] = self.world.now
-        self._follow(self.epochs.joined(process.rank, process.number))
+    # -- connections ------------------------------------------------------------------------------
 
     def hear(self, process: RankShell, text: bytes) -> None:
-        """Hear a message of a process. The rules ignore what former members say."""
-        if process.number in self._heard_at:
-            self._heard_at[process.number] = self.world.now
+        """Hear a message of a process."""
         message = _READ_TO_HUB(text)
-        self.world.note("hub hears", process.name, text.decode())
-        try:
-            self._follow(self.epochs.received(process.number, message))
-        except ValueError as error:
-            raise ViolationError(f"{process.name} breaks the protocol: {message}: {error}") from error
+        if not isinstance(message, Beat):
+            self.world.note("hub hears", process.name, text.decode())
+        if isinstance(message, Facts) and not self._planned:
+            self._reviewed.add(process.number)
+        self._follow(self.state.received(process.number, message, self.world.now))
 
-    def beat(self, process: RankShell, status: RankStatus) -> None:
-        if process.number in self._heard_at:
-            self._heard_at[process.number] = self.world.now
-            self._statuses[process.number] = status
-            self._follow(self.epochs.heard(process.number))
-
-    def closed(self, process: RankShell, line: str = "gone") -> None:
+    def closed(self, process: RankShell) -> None:
         """Notice that a connection has closed."""
-        self._lose(process.number, Failure(FailureKind.GONE, line, process.rank))
-
-    def _lose(self, number: int, failure: Failure) -> None:
-        process = self.world.processes[number]
-        if process.alive and not process.disturbed and not process.dismissed and not process.ended:
-            raise ViolationError(f"{process.name} is taken for lost without a reason")
-        self._heard_at.pop(number, None)
-        before = self.epochs.step
-        is_member = self.epochs.membership.incarnations.get(process.rank) == number
-        spare = before in _RUNS and process.rank not in self.epochs.participants
-        self._follow(self.epochs.lost(number, failure))
-        stops = self.epochs.step not in _RUNS if spare else self.epochs.step is not before
-        if (spare or not is_member) and stops:
+        epochs, before = self.state.epochs, self.step
+        is_member = self.members.get(process.rank) == process.number
+        had_part = is_member and process.rank in epochs.participants
+        self._follow(self.state.closed(process.number, self.world.now))
+        if before in (Step.COMPLETE, Step.ENDED) or not self._planned:
+            return
+        goes_on, stops = self.world.limits.goes_on, self.step not in (*_RUNS, Step.PREPARING)
+        if had_part and before in (*_RUNS, Step.PREPARING) and not (stops or epochs.has_passed(process.rank)):
+            raise ViolationError(f"the loss of {process.name}, which has a part, changes nothing")
+        is_essential = process.rank in (0, self.world.limits.data_rank)
+        if goes_on and not had_part and not is_essential and before in _RUNS and stops:
             raise ViolationError("the loss of a spare, or of a former member, stops the run")
-        if before is EpochStep.COMPLETE and self.epochs.step is not before:
-            raise ViolationError("a loss after the end changes it")
 
     def _tick(self) -> None:
         world = self.world
-        if self.epochs.step in (EpochStep.COMPLETE, EpochStep.ENDED):
+        if world.is_over:
             return
         world.after(BEAT_S / 2, self._tick)
-        for number in self._heard_at:
-            self._send(number, None)
-        members = self.epochs.membership.incarnations
-        watched = {rank: number for rank, number in members.items() if number in self._heard_at}
-        silence = {rank: world.now - self._heard_at[number] for rank, number in watched.items()}
-        self._look_at_loads(watched)
-        running = self.epochs.step in _RUNS
-        statuses = {
-            rank: self._statuses.get(number, RankStatus())
-            for rank, number in members.items()
-            if running and rank in self.epochs.participants
-        }
-        progress = (self.epochs.epoch, sum(status.progress for status in statuses.values()))
-        if progress != self._progress or not running:
-            self._progress, self._progress_at = progress, world.now
-        finding = diagnose(statuses, silence, world.now - self._progress_at, LIMITS)
-        undisturbed = not any(process.disturbed for process in world.processes.values())
-        if isinstance(finding, Stuck | Stalled) and undisturbed:
-            raise ViolationError(f"a run with a sound network is taken for {finding}")
-        if isinstance(finding, Silent):
-            self._lose(members[finding.rank], Failure(FailureKind.SILENT, "silent", finding.rank))
-        elif isinstance(finding, Stuck):
-            self._follow(self.epochs.link_lost(finding.destination, finding.source, "stuck"))
-        elif isinstance(finding, Stalled):
-            self._follow(self.epochs.stalled(Failure(FailureKind.STALLED, "stalled")))
-
-    def _look_at_loads(self, watched: dict[int, int]) -> None:
-        """Do without the ranks whose loading hangs, if others wait for them."""
-        told = {(rank, number): self._statuses.get(number) for rank, number in watched.items()}
-        loads = {key: load for key, status in told.items() if status and (load := status.loading) is not None}
-        for finding in self._loads.look(loads, self.world.now):
-            if not isinstance(finding, HungLoad):
-                continue
-            self.world.note("hub finds", finding)
-            failure = Failure(FailureKind.HUNG, "hangs", finding.rank)
-            number = watched[finding.rank]
-            if not self.epochs.awaits(finding.rank):
-                self._follow(self.epochs.postponed(finding.rank, failure.line))
-                continue
-            if self.epochs.step in _RUNS:
-                raise ViolationError(f"{finding.rank} is lost for a plan without which the run goes on")
-            self._lose(number, failure)
-            self._send(number, Verdict(failure))
-            self.world.processes[number].dismissed = True
-
-    def _send(self, number: int, message: Message | None) -> None:
-        process = self.world.processes[number]
-        text = None if message is None else encode(message)
-        self.world.network.carry((0, process.rank), ("from hub", number), process.hear, text)
+        self._follow(self.state.tick(world.now))
+        if self._stops_since is not None and world.now - self._stops_since > TIMEOUT_S:
+            raise ViolationError(f"{self.step.value} takes {world.now - self._stops_since:.1f} s")
 
     def _follow(self, outgoing: list[tuple[int, Message]]) -> None:
-        """Send what the rules say, and give them what they want."""
-        world, epochs = self.world, self.epochs
-        if epochs.step is EpochStep.ENDED and self._seen is not EpochStep.ENDED:
+        """Send what the rules say, and decide what they want to have decided."""
+        world = self.world
+        if self.step is Step.ENDED and self._seen is not Step.ENDED:
             self._check_verdict()
         for number, message in outgoing:
-            self._send(number, message)
+            process = world.processes[number]
+            self._check(process, message)
             if isinstance(message, Verdict):
-                world.processes[number].dismissed = True
-        if epochs.step is not self._seen:
-            world.note("hub is", epochs.step.value, epochs.epoch)
-            if epochs.step is EpochStep.RUNNING:
-                world.failovers += self._seen is EpochStep.PREPARING and epochs.epoch > 1
-                world.switches += self._seen is EpochStep.SWITCHING
-                world.drops += self._seen in (EpochStep.CHANGING, EpochStep.DROPPING)
-            self._seen = epochs.step
-            world.ambush()
-        wanted = epochs.wanted_plan
-        if wanted is not None and not self._planning:
-            self._planning = True
-            decision = self._decide(wanted)
-            world.after(world.chance.choice((0.0, 0.1, 0.6)), self._planned, wanted, decision)
+                process.dismissed = True
+            text = encode(message)
+            world.network.carry((0, process.rank), ("from hub", number), process.hear, text)
+        self._note_step()
+        if not self._deciding:
+            self._decide_next()
 
-    def _planned(self, membership: Members, decision: Announcement[Raw] | Failure) -> None:
-        self._planning = False
-        before = self.epochs.epoch
-        outgoing = self.epochs.planned(membership, decision)
-        if self.epochs.epoch != before and isinstance(decision, Announcement):
-            self.world.note("plan", self.epochs.epoch, read_plan(decision.plan))
+    # -- what must not happen ---------------------------------------------------------------------
+
+    def _check(self, process: RankShell, message: Message) -> None:
+        """Check what the hub says to a process."""
+        world = self.world
+        undisturbed = not any(one.disturbed for one in world.processes.values())
+        if isinstance(message, Abort) and not world.limits.goes_on:
+            raise ViolationError("a run that ends with the first loss goes on")
+        line = message.line if isinstance(message, Abort) else ""
+        if isinstance(message, Verdict):
+            line = message.failure.line
+            if "malformed" in line:
+                raise ViolationError(f"{process.name} breaks the protocol: {line}")
+            if message.failure.kind is FailureKind.HUNG and self._seen in _RUNS:
+                raise ViolationError(f"{process.name} is lost for a plan without which the run goes on")
+            is_sound = process.alive and not process.disturbed
+            is_refusal = message.failure.kind in (FailureKind.REFUSED, FailureKind.LATE)
+            if self.state.verdict is None and is_sound and not is_refusal:
+                raise ViolationError(f"{process.name} is taken for lost without a reason: {line}")
+        if undisturbed and any(what in line for what in _STANDSTILL):
+            raise ViolationError(f"a run with a sound network stands still: {line}")
+
+    def _note_step(self) -> None:
+        world, step, before = self.world, self.step, self._seen
+        if step is before:
+            return
+        world.note("hub is", step.value, self.state.epochs.epoch)
+        if before is Step.COMPLETE:
+            raise ViolationError("a loss after the end changes it")
+        if self.changes and step not in _CHANGES and self.state.change_outcome() is None:
+            raise ViolationError("nobody says what has become of a change of the plan")
+        if step is Step.RUNNING:
+            world.failovers += before is Step.PREPARING and self.state.epochs.epoch > 1
+            world.switches += before is Step.SWITCHING
+            world.drops += before in (Step.CHANGING, Step.DROPPING)
+        if step not in _STOPS:
+            self._stops_since = None
+        elif self._stops_since is None:
+            self._stops_since = world.now
+        self._seen = step
+        world.ambush()
+
+    def _check_verdict(self) -> None:
+        """Check that the run ended for a reason."""
+        verdict, world = self.state.verdict, self.world
+        if verdict is None:
+            raise ViolationError("the run ended without a verdict")
+        limits, essential = world.limits, (0, world.limits.data_rank)
+        members = [world.processes[number] for number in self.members.values()]
+        here = {process.rank for process in members if not process.dismissed}
+        capacity = sum(limits.capacity[rank] for rank in here)
+        if verdict.kind is FailureKind.REFUSED and capacity >= LAYERS:
+            raise ViolationError(f"the run ended although ranks {sorted(here)} can go on")
+        disturbed = any(process.disturbed for process in world.processes.values())
+        if verdict.kind in (FailureKind.STUCK, FailureKind.STALLED) and not disturbed:
+            raise ViolationError(f"the run ended because it was {verdict.kind.value}, with a sound network")
+        if not limits.goes_on or not self._planned:
+            return
+        is_link = verdict.kind is FailureKind.STUCK and "has not stopped" not in verdict.line
+        if is_link and limits.data_rank == 0:
+            raise ViolationError("the run ended because of a link, of which one end could be left out")
+        is_loss = verdict.kind in (FailureKind.GONE, FailureKind.SILENT, FailureKind.HUNG) or (
+            verdict.kind is FailureKind.FAILED and "cannot be computed" not in verdict.line
+        )
+        if is_loss and verdict.rank not in essential:
+            raise ViolationError(f"the loss of rank {verdict.rank} ended the run")
+
+    # -- rank 0 -----------------------------------------------------------------------------------
+
+    def _decide_next(self) -> None:
+        """Decide on what the hub asks for, after a while, as the planner's thread does."""
+        world, roster = self.world, self.state.roster
+        if not self._planned:
+            if roster.facts() is None or self.is_over:
+                return
+            decision = self._plan(roster.members)
+            self._deciding = True
+            world.after(world.chance.choice((0.0, 0.1)), self._plan_first, decision)
+            return
+        task = self.state.task()
+        if task is None:
+            return
+        self._deciding = True
+        if isinstance(task, Newcomer):
+            world.after(world.chance.choice((0.0, 0.1)), self._review, task)
+        else:
+            self._check_wanted(task)
+            world.after(world.chance.choice((0.0, 0.1, 0.6)), self._plan_again, task, self._plan_for(task))
+
+    def _check_wanted(self, wanted: Wanted) -> None:
+        self._check_facts(wanted)
+        for rank, number in wanted.members.items():
+            process = self.world.processes[number]
+            if process.turns_by_epoch and process.alive and not process.paused:
+                raise ViolationError(f"a plan is wanted while rank {rank} works")
+
+    def _check_facts(self, known: Wanted | RunSnapshot) -> None:
+        strangers = {rank for rank in known.facts if known.members[rank] not in self._reviewed}
+        if strangers:
+            raise ViolationError(f"the facts of ranks {sorted(strangers)} were not compared")
+
+    def _plan_first(self, decision: Announcement[Raw] | Failure) -> None:
+        self._deciding, self._planned = False, True
+        now = self.world.now
+        if isinstance(decision, Failure):
+            self._follow(self.state.refuse(decision.cause, 2, now))
+        else:
+            self.world.note("plan", read_plan(decision.plan))
+            self._follow(self.state.plan(decision, now))
+
+    def _review(self, newcomer: Newcomer) -> None:
+        self._deciding = False
+        self._reviewed.add(newcomer.connection)
+        self._follow(self.state.judge_newcomer(newcomer.connection, None, self.world.now))
+
+    def _plan_again(self, wanted: Wanted, decision: Announcement[Raw] | Failure) -> None:
+        self._deciding = False
+        now = self.world.now
+        if isinstance(decision, Failure):
+            self._follow(self.state.give_up(wanted.members, decision, now))
+            return
+        before = self.state.epochs.epoch
+        outgoing = self.state.plan_again(wanted.members, decision, now)
+        if self.state.epochs.epoch != before:
+            self.world.note("plan", self.state.epochs.epoch, read_plan(decision.plan))
         self._follow(outgoing)
 
     def change(self) -> None:
         """Ask for another plan, though nothing is lost."""
-        members = self.epochs.membership
-        decision = self._decide(members)
+        since = self.state.snapshot()
+        if since is None or not since.running:
+            return
+        self._check_facts(since)
+        decision = self._plan({rank: since.members[rank] for rank in since.facts})
         if isinstance(decision, Announcement):
-            self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, members, decision)
+            self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, since, decision)
 
-    def _changed(self, membership: Members, decision: Announcement[Raw]) -> None:
-        if self.epochs.can_change:
+    def _changed(self, since: RunSnapshot, decision: Announcement[Raw]) -> None:
+        if self.changes and self.state.change_outcome() is None:
+            return  # one change at a time
+        if self.state.epochs.can_change:
             self.world.note("change", read_plan(decision.plan))
-        self._follow(self.epochs.changed(membership, decision))
+        self.changes += 1
+        self._follow(self.state.change(since, decision, self.world.now))
 
-    def _decide(self, members: Members) -> Announcement[Raw] | Failure:
+    # -- plans ------------------------------------------------------------------------------------
+
+    def _plan_for(self, wanted: Wanted) -> Announcement[Raw] | Failure:
+        return self._plan({rank: wanted.members[rank] for rank in wanted.facts})
+
+    def _plan(self, here: Members) -> Announcement[Raw] | Failure:
         """Return stages that cover all layers."""
-        limits, here = self.world.limits, members.incarnations
+        limits = self.world.limits
         if limits.data_rank not in here:
             return Failure(FailureKind.GONE, "the data rank is lost", limits.data_rank)
         if limits.changes_little and self._schedule is not None:
@@ -206,7 +280,8 @@ class HubShell:
         stages = [(one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in found.stages]
         data = (limits.data_rank, here[limits.data_rank])
         participants = tuple(sorted({limits.data_rank, *found.ranks}))
-        return Announcement(Raw(encode({"stages": stages, "data": data})), participants)
+        plan = Raw(encode({"stages": stages, "data": data}))
+        return Announcement(plan, participants, data_rank=limits.data_rank, goes_on=limits.goes_on)
 
     def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:
         """Return what the product's planner makes of the ranks that are left."""
@@ -232,20 +307,3 @@ class HubShell:
                 stages.append(StagePlan(LayerRange(done, done + taken), rank))
                 done += taken
         return Schedule(tuple(stages))
-
-    def _check_verdict(self) -> None:
-        """Check that the run ended for a reason."""
-        verdict, world = self.epochs.verdict, self.world
-        if verdict is None:
-            raise ViolationError("the run ended without a verdict")
-        present = [world.processes[number] for number in self._heard_at]
-        here = {process.rank for process in present if not process.dismissed}
-        capacity = sum(world.limits.capacity[rank] for rank in here)
-        if verdict.kind is FailureKind.REFUSED and capacity >= LAYERS:
-            raise ViolationError(f"the run ended although ranks {sorted(here)} can go on")
-        disturbed = any(process.disturbed for process in world.processes.values())
-        if verdict.kind in (FailureKind.STUCK, FailureKind.STALLED) and not disturbed:
-            raise ViolationError(f"the run ended because it was {verdict.kind.value}, with a sound network")
-        losses = (FailureKind.GONE, FailureKind.SILENT, FailureKind.FAILED, FailureKind.HUNG)
-        if verdict.kind in losses and verdict.rank not in (0, world.limits.data_rank):
-            raise ViolationError(f"the loss of rank {verdict.rank} ended the run")

@@ -1,9 +1,7 @@
-"""Terms of the shells around the rules of failover, in a simulated world: the rules, plans and violations.
+"""Terms of the simulated world of failover: the rules that may have a bug, plans, and violations.
 
-HubShell    Epochs            connections, heartbeats, diagnosis, a planner that takes its time
-            LoadDeadlines
-RankShell   EpochMember       a disk, links, a stage that computes; on the data rank a feeder and a collector,
-            Ledger            all of that twice while the plan changes
+HubShell    the product's HubState, with attendance, epochs and watch      sockets and the planner's thread
+RankShell   the product's Turns, EpochMember, Ledger, Feeder, Collector    links, and a stage that computes
 """
 
 from __future__ import annotations
@@ -14,15 +12,21 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
+from pipeedge.control.attempts import Attempts, Faults
+from pipeedge.control.attendance import Attendance
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.epochs import Epochs
-from pipeedge.control.ledger import Ledger
 from pipeedge.control.liveness import Limits
 from pipeedge.control.load_deadline import LoadDeadlines
+from pipeedge.control.roster import Roster
+from pipeedge.control.rules import HubState
+from pipeedge.control.watch import RankWatch
+from pipeedge.run.ledger import Ledger
 
 LAYERS = 6
+TIMEOUT_S = 10.0
 BEAT_S = 1.0
-LIMITS = Limits.within(10.0)
+LIMITS = Limits.within(TIMEOUT_S)
 
 
 class ViolationError(AssertionError):
@@ -31,21 +35,50 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that a world drives."""
+    """The rules that a world drives: those of the product, or with a bug in one of them."""
 
-    epochs: Callable[..., Epochs] = Epochs
+    hub: type[HubState] = HubState
+    epochs: type[Epochs] = Epochs
+    attempts: type[Attempts] = Attempts
+    faults: type[Faults] = Faults
+    roster: type[Roster] = Roster
+    attendance: type[Attendance] = Attendance
+    watch: type[RankWatch] = RankWatch
+    loads: type[LoadDeadlines] = LoadDeadlines
     member: Callable[[], EpochMember] = EpochMember
-    ledger: Callable[..., Ledger[int]] = Ledger
-    loads: Callable[[float], LoadDeadlines] = LoadDeadlines
+    ledger: type[Ledger] = Ledger
     from_seed: int = 0
     """Seed from which to look for one that shows a bug which only few do."""
 
     @property
     def name(self) -> str:
         """Names of the rules that are not the product's own."""
-        parts = (self.epochs, self.member, self.ledger, self.loads)
-        own = (Epochs, EpochMember, Ledger, LoadDeadlines)
-        return " ".join(part.__name__ for part in parts if part not in own)
+        ours = {HubState, Epochs, Attempts, Faults, Roster, Attendance, RankWatch, LoadDeadlines}
+        ours |= {EpochMember, Ledger}
+        parts = (
+            self.hub,
+            self.epochs,
+            self.attempts,
+            self.faults,
+            self.roster,
+            self.attendance,
+            self.watch,
+            self.loads,
+            self.member,
+            self.ledger,
+        )
+        return " ".join(part.__name__ for part in parts if part not in ours)
+
+    def plant(self, state: HubState) -> None:
+        """Let the parts of a hub follow these rules."""
+        state.__class__ = self.hub
+        state.epochs.__class__ = self.epochs
+        state.epochs._attempts.__class__ = self.attempts
+        state.epochs._faults.__class__ = self.faults
+        state.roster.__class__ = self.roster
+        state._attendance.__class__ = self.attendance
+        state._watch.__class__ = self.watch
+        state._watch._loads.__class__ = self.loads
 
 
 @dataclass(frozen=True)
@@ -65,6 +98,11 @@ class Part:
     @property
     def window(self) -> int:
         return 3 * len(self.stages)
+
+    @property
+    def way(self) -> list[int]:
+        """First layer and the layer after the last of each stage, as a microbatch shows its way."""
+        return [layer for _, _, first, stop in self.stages for layer in (first, stop)]
 
 
 def read_plan(plan: Raw) -> Part:

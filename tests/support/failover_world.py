@@ -1,12 +1,13 @@
-"""A simulated world that drives the rules of failover: virtual time, a network, and processes that fail.
+"""A simulated world that drives the product's failover: virtual time, a network, and processes that fail.
 
     World(seed).run() -> Outcome        the same seed gives the same trace
 
-The world owns time, chance, the network and the disturbances; ``failover_shells`` tells of the shells around
-the rules, which are those of the product. Everything that happens is an event in one queue, and after each
-one the invariants are checked. The network delays messages, and keeps the order within a connection. A cut
-holds them back until it heals, in one direction or both. Copies of frames of old epochs arrive at any time.
-When a disk stops, what its process loads hangs, while its heartbeats go on.
+The world owns time, chance, threads, the network and the disturbances. All else is the product's: the hub's
+state with its epochs, attendance and diagnosis; at each rank the member's rules and turns; on the data rank
+the ledger, the feeder and the collector. ``failover_shells`` names the shells around them. Everything that
+happens is an event in one queue, and after each one the invariants are checked. The network delays messages,
+and keeps the order within a connection. A cut holds them back until it heals, in one direction or both. When
+a disk stops, what its process loads hangs, while its heartbeats go on.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from typing import Any
 from failover_hub_shell import HubShell
 from failover_rank_shell import RankShell
 from failover_shells import LAYERS, Rules, ViolationError
+from failover_threads import Threads
 
-from pipeedge.control.epochs import EpochStep
-from pipeedge.control.ledger import Ledger
+from pipeedge.control.epochs import Step
 
 _MOST_DISTURBANCES = 7
-_BESIDE = (EpochStep.CHANGING, EpochStep.DROPPING, EpochStep.SWITCHING, EpochStep.STOPPING)
+_BESIDE = (Step.CHANGING, Step.DROPPING, Step.SWITCHING, Step.STOPPING)
 """Steps in which two epochs may be active beside each other."""
 _FOR_EVER_S = 1e6
 _GIVES_UP_AFTER_S = 300.0
@@ -43,6 +44,7 @@ class Outcome:
     """Changes of the plan that took place."""
     drops: int
     """Changes of the plan that did not, while the epoch before ran on."""
+    goes_on: bool
     trace: tuple[str, ...]
 
 
@@ -53,6 +55,8 @@ class Limits:
     ranks: int
     microbatches: int
     data_rank: int
+    goes_on: bool
+    """Policy: whether the run goes on after a loss."""
     changes_little: bool
     """Whether plans after the first change as little as possible."""
     order: tuple[int, ...] | None
@@ -64,6 +68,10 @@ class Limits:
     """Number of times that another plan is asked for though nothing is lost."""
     ambushes: bool
     """Whether disturbances follow at once when a recovery begins."""
+    poison: int | None
+    """Number of the microbatch that no stage can compute."""
+    hangs: bool
+    """Whether a stage may take very long for a microbatch."""
 
 
 @dataclass
@@ -127,39 +135,49 @@ class World:
         self._scheduled = 0
         self.limits = self._draw()
         self.network = Network(self)
-        self.ledger: Ledger[int] = rules.ledger(1)
+        self.threads = Threads(self)
         self.window = 0
         """Largest number of microbatches under way in the epoch that the data rank runs."""
         self.rows: list[int] = []
         """Numbers of the microbatches in the output."""
-        self.input_ended = False
-        self.read: dict[int, int] = {}
-        """What each microbatch holds, drawn when it is read for the first time."""
         self.failovers = self.switches = self.drops = 0
+        self.poisoned = 0
+        """Number of processes that have failed because of one microbatch."""
         self._disturbances = 0
         self._opened = 0
         self.processes: dict[int, RankShell] = {}
         """Processes by incarnation."""
+        self._ended_at: float | None = None
+        self.hub = HubShell(self)
         for rank in range(self.limits.ranks):
             self._start(rank)
-        members = {process.rank: number for number, process in self.processes.items()}
-        self.hub = HubShell(self, rules.epochs(members, self.limits.data_rank))
-        self._ended_at: float | None = None
+        self.data = next(one for one in self.processes.values() if one.rank == self.limits.data_rank)
+        """The process that has the ledger of the run."""
 
     def _draw(self) -> Limits:
         chance = self.chance
-        ranks = chance.randint(2, 6)
+        ranks, microbatches = chance.randint(2, 6), chance.randint(1, 30)
         return Limits(
             ranks=ranks,
-            microbatches=chance.randint(1, 24),
+            microbatches=microbatches,
             data_rank=0 if chance.random() < 0.6 else chance.randrange(ranks),
+            goes_on=chance.random() < 0.9,
             changes_little=chance.random() < 0.5,
             order=tuple(chance.sample(range(ranks), ranks)) if chance.random() < 0.5 else None,
-            capacity={rank: chance.choice((2, 3, 4, LAYERS)) for rank in range(ranks)},
+            capacity={rank: chance.choice((3, 4, LAYERS)) for rank in range(ranks)},
             disturbances=chance.randint(1, 5),
             changes=chance.choice((0, 1, 3, 6)),
             ambushes=chance.random() < 0.5,
+            poison=chance.randrange(microbatches) if chance.random() < 0.05 else None,
+            hangs=chance.random() < 0.2,
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and all who were waited for have told their figures."""
+        if not self.hub.is_over:
+            return False
+        return self.hub.step is Step.ENDED or self.data.has_summary or not self.data.alive
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -180,6 +198,15 @@ class World:
         Raises:
             ViolationError: an invariant does not hold.
         """
+        try:
+            self._run()
+        finally:
+            self.threads.kill()
+        complete = self.hub.step is Step.COMPLETE
+        goes_on = self.limits.goes_on
+        return Outcome(complete, self.failovers, self.switches, self.drops, goes_on, tuple(self.trace))
+
+    def _run(self) -> None:
         for _ in range(self.limits.disturbances):
             self.after(self.chance.uniform(0.0, 4.0), self.disturb)
         for _ in range(self.limits.changes):
@@ -190,20 +217,22 @@ class World:
         while self._events and (self._ended_at is None or self.now < self._ended_at + 1.0):
             self.now, _, _, event, args = heapq.heappop(self._events)
             if self._ended_at is None and self.now > _GIVES_UP_AFTER_S:
-                raise ViolationError(f"nobody moves any longer: {self.hub.epochs.step.value}")
+                raise ViolationError(f"nobody moves any longer: {self.hub.step.value}")
             try:
                 event(*args)
-            except (ValueError, KeyError) as error:
+            except ViolationError:
+                raise
+            except Exception as error:
                 raise ViolationError(f"{type(error).__name__}: {error}") from error
             self._check()
         self._check_end()
-        return Outcome(
-            self.hub.epochs.step is EpochStep.COMPLETE,
-            self.failovers,
-            self.switches,
-            self.drops,
-            tuple(self.trace),
-        )
+
+    def compute_s(self, process: RankShell) -> float:
+        """Return the seconds that a stage computes."""
+        if self.limits.hangs and self.chance.random() < 0.01:
+            process.disturbed = True  # it does not stop either
+            return self.chance.choice((3.0, 30.0))
+        return self.chance.uniform(0.02, 0.3)
 
     # -- disturbances -----------------------------------------------------------------------------
 
@@ -222,18 +251,16 @@ class World:
         if self._ended_at is not None or self._disturbances >= _MOST_DISTURBANCES:
             return
         self._disturbances += 1
-        kinds = (self._kill, self._fail, self._pause, self._hang, self._cut, self._start_again)
-        hangs = 25 if any(process.is_loading for process in self.processes.values()) else 2
-        (disturbance,) = self.chance.choices(kinds, (40, 10, 15, hangs, 25, 10))
+        kinds = (self._kill, self._fail, self._pause, self._stop_disk, self._cut, self._start_again)
+        disks = 25 if any(process.alive and process.loads for process in self.processes.values()) else 2
+        (disturbance,) = self.chance.choices(kinds, (40, 10, 15, disks, 25, 10))
         disturbance()
         if self.chance.random() < 0.2:
             self.after(self.chance.uniform(0.0, 2.0), self.disturb)
 
-    def _victim(self, *, loading: bool = False) -> RankShell | None:
-        """Return a process that lives, one that loads if there is one and it is to be."""
+    def _victim(self) -> RankShell | None:
         alive = [process for process in self.processes.values() if process.alive and process.rank != 0]
-        chosen = [process for process in alive if process.is_loading] if loading else []
-        return self.chance.choice(chosen or alive) if alive else None
+        return self.chance.choice(alive) if alive else None
 
     def _kill(self) -> None:
         process = self._victim()
@@ -247,7 +274,7 @@ class World:
         process = self._victim()
         if process is not None and not process.paused:
             self.note("fail", process.name)
-            process.fail()
+            process.fail(self.chance.choice((None, None, self.chance.randrange(1000))))
 
     def _pause(self) -> None:
         process = self._victim()
@@ -258,10 +285,12 @@ class World:
             if self.chance.random() < 0.2:
                 self.after(self.chance.uniform(0.0, 3.0), self._return, process.rank)
 
-    def _hang(self) -> None:
-        """Let a disk answer no longer, for a while or for ever."""
-        process = self._victim(loading=True)
-        if process is not None:
+    def _stop_disk(self) -> None:
+        """Let a disk answer no longer, for a while or for ever, if possible that of a process that loads."""
+        processes = [process for process in self.processes.values() if process.alive and process.rank != 0]
+        loading = [process for process in processes if process.loads]
+        if processes:
+            process = self.chance.choice(loading or processes)
             self.note("disk of", process.name, "stops")
             process.stop_disk()
             self.after(self.chance.choice((1.0, 6.0, _FOR_EVER_S)), process.start_disk)
@@ -287,38 +316,35 @@ class World:
         process = self._start(rank)
         self.note("start", process.name)
         process.begin()
-        self.hub.greet(process)
 
     def _start(self, rank: int) -> RankShell:
         self._opened += 1
         process = RankShell(self, rank, self._opened)
-        process.disturbed = any(self.network.cuts.get(way) for way in ((0, rank), (rank, 0)))
+        process.disturbed = any(cuts for way, cuts in self.network.cuts.items() if rank in way)
         self.processes[self._opened] = process
         return process
 
     # -- invariants -------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        epochs = self.hub.epochs
-        if self._ended_at is None and epochs.step in (EpochStep.COMPLETE, EpochStep.ENDED):
+        step = self.hub.step
+        if self._ended_at is None and self.is_over:
             self._ended_at = self.now
-        members = epochs.membership.incarnations
-        here = [self.processes[number] for number in members.values()]
+        here = [self.processes[number] for number in self.hub.members.values()]
         active = set[int]().union(*(process.active for process in here if process.alive))
-        if len(active) > (2 if epochs.step in _BESIDE else 1) and self._ended_at is None:
+        if len(active) > (2 if step in _BESIDE else 1) and not self.hub.is_over:
             raise ViolationError(f"epochs {sorted(active)} are active together")
-        for process in here:
-            process.check()
-        if self.ledger.under_way > self.window:
-            raise ViolationError(f"{self.ledger.under_way} microbatches under way, {self.window} allowed")
+        under_way = self.data.ledger.under_way
+        if under_way > self.window:
+            raise ViolationError(f"{under_way} microbatches under way, {self.window} allowed")
 
     def _check_end(self) -> None:
-        epochs, limits = self.hub.epochs, self.limits
+        limits, step = self.limits, self.hub.step
         if self._ended_at is None:
-            raise ViolationError(f"nothing can happen any longer: {epochs.step.value}")
-        if epochs.step is EpochStep.COMPLETE and self.rows != list(range(limits.microbatches)):
+            raise ViolationError(f"nothing can happen any longer: {step.value}")
+        if step is Step.COMPLETE and self.rows != list(range(limits.microbatches)):
             raise ViolationError(f"complete with rows {self.rows} of {limits.microbatches}")
         for process in self.processes.values():
             should_know = process.alive and not process.disturbed and process.began_at <= self._ended_at
-            if should_know and not process.ended:
+            if should_know and not process.knows_end:
                 raise ViolationError(f"{process.name} does not know that the run has ended")

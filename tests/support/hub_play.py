@@ -53,16 +53,17 @@ class Play:
             self.say(rank, "facts", facts={"model": "m"})
         return self
 
-    def planned(self, *participants: int) -> Play:
+    def planned(self, *participants: int, data_rank: int | None = None) -> Play:
         participants = participants or tuple(range(self.world))
         names = {rank: f"stage {stage}" for stage, rank in enumerate(participants)}
-        self._note(self.state.plan(Announcement(Raw(b'{"items":3}'), participants, names), self.now))
+        plan = Announcement(Raw(b'{"items":3}'), participants, names, data_rank)
+        self._note(self.state.plan(plan, self.now))
         return self
 
-    def started(self) -> Play:
-        self.known().planned()
+    def started(self, data_rank: int | None = None) -> Play:
+        self.known().planned(data_rank=data_rank)
         for rank in range(self.world):
-            self.say(rank, "ready")
+            self.say(rank, "ready", epoch=1)
         return self
 
     def at(self, stage: str) -> Play:

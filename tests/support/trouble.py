@@ -16,7 +16,6 @@ from rich.console import Console
 
 from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.epoch_messages import EPOCH_TO_HUB
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import TO_HUB, Beat, Decoder, Message, Notice, Verdict, Waiting
 from pipeedge.control.rules import HubState
@@ -97,7 +96,7 @@ class Play:
 
     def hear(self, connection: int, kind: str, now: float = 0.0, **body: Any) -> Play:
         text = json.dumps({"kind": kind, **body}).encode()
-        (message,) = Decoder(TO_HUB | EPOCH_TO_HUB).feed(struct.pack(">I", len(text)) + text)
+        (message,) = Decoder(TO_HUB).feed(struct.pack(">I", len(text)) + text)
         self.note(self.state.received(connection, message, now))
         return self
 
@@ -118,7 +117,7 @@ class Play:
     def started(self) -> Play:
         self.planned()
         for rank in range(self.world):
-            self.hear(rank, "ready")
+            self.hear(rank, "ready", epoch=1)
         return self
 
     def beat(self, now: float, statuses: Mapping[int, RankStatus]) -> Play:

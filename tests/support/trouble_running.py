@@ -23,7 +23,7 @@ from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.failover import Wanted
+from pipeedge.control.epochs import Wanted
 from pipeedge.control.hub_address import explain_refusal
 from pipeedge.control.liveness import Loading, RankStatus, beat_interval_s
 from pipeedge.control.member import Callbacks, Member
@@ -81,7 +81,7 @@ class GoesOn(Play):
 
     def prepared(self, epoch: int, *ranks: int) -> GoesOn:
         for rank in ranks:
-            self.hear(rank, "epochready", epoch=epoch)
+            self.hear(rank, "ready", epoch=epoch)
         return self
 
     def goes_on_with(self, epoch: int, *ranks: int, line: str = "") -> GoesOn:

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeedge.base.fields import encode
 from pipeedge.control.connection import Connection
-from pipeedge.control.epoch_messages import EPOCH_FROM_HUB
 from pipeedge.control.messages import FROM_HUB, Decoder, Malformed, Message
 from pipeedge.control.wire import ClearEnd
 
@@ -31,7 +30,7 @@ def received(messages: object, kind: str, **body: Any) -> Message | Malformed:
 
 def connected(sock: socket.socket) -> Connection:
     """Return the connection of a rank to a hub without a key, over a socket that the test has connected."""
-    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB | EPOCH_FROM_HUB))
+    return Connection(sock, ClearEnd(accepts=False), Decoder(FROM_HUB))
 
 
 def plain(value: object) -> Any:

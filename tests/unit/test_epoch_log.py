@@ -10,13 +10,15 @@ import pytest
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.data.source import Microbatch
 from pipeedge.run.epoch_log import EpochLog
-from pipeedge.run.under_way import DataProgress
+from pipeedge.run.progress import DataProgress
 from pipeedge.serve.watching import EpochState, PipelineWatch
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
 FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
-FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=(), prediction=FORETOLD)
-BETTER: Any = SimpleNamespace(schedule=SCHEDULE, cause="host b is twice as slow", lost=(), prediction=None)
+FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=(), goes_on=True, prediction=FORETOLD)
+BETTER: Any = SimpleNamespace(
+    schedule=SCHEDULE, cause="host b is twice as slow", lost=(), goes_on=True, prediction=None
+)
 
 
 def batch(number: int) -> Microbatch:
@@ -30,13 +32,13 @@ def test_a_change_while_nothing_is_asked_costs_no_time(fed_at: float, waited_s: 
     log = EpochLog(context, progress, cast(Any, SimpleNamespace(stopped_at=0.0)), None, watch)
     log.prepared(1, FIRST)
     log.runs()
-    under_way, collected = progress.under_way, progress.collected
-    under_way.begin(0.0)
-    under_way.feed(0, batch(0), 99.0)
+    ledger, collected = progress.ledger, progress.collected
+    ledger.begin(0.0)
+    ledger.feed(0, batch(0), 99.0)
     collected.came(100.0, 0.0, 99.0, 1, epoch=1)
-    under_way.wrote(0)
+    ledger.wrote(0)
     log.changes(2, BETTER)
-    under_way.feed(1, batch(1), fed_at)
+    ledger.feed(1, batch(1), fed_at)
     collected.came(3700.0, 0.0, fed_at, 1, epoch=2)
     assert collected.epochs[-1].filling_s == waited_s
     assert f"whose result came {waited_s:.2f} s after" in lines[-1]
@@ -50,14 +52,14 @@ def test_each_epoch_is_measured_beside_its_own_prediction() -> None:
     log = EpochLog(context, progress, turns, None, None)
     log.prepared(1, FIRST)
     log.runs()
-    under_way, collected = progress.under_way, progress.collected
-    under_way.begin(0.0)
+    ledger, collected = progress.ledger, progress.collected
+    ledger.begin(0.0)
 
     def results(numbers: range, seconds: float, *, epoch: int) -> None:
         for number in numbers:
-            under_way.feed(number, batch(number), number * seconds)
+            ledger.feed(number, batch(number), number * seconds)
             collected.came(number * seconds, 0.0, number * seconds, 8, epoch=epoch)
-            under_way.wrote(number)
+            ledger.wrote(number)
 
     results(range(5), 2.0, epoch=1)  # 4 items/s, although 40 were predicted
     log.stopped(dropped=False)

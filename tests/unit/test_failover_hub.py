@@ -9,13 +9,27 @@ from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
+from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.changing import Dropped, Switched
-from pipeedge.control.epoch_messages import Declined, EpochReady, LinkLost, Passed, Stopped
-from pipeedge.control.failover import Newcomer, Wanted
+from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import Loading, RankStatus
-from pipeedge.control.messages import Beat, Complete, Done, Facts, Failed, Hello, Message, Record, frame
+from pipeedge.control.messages import (
+    Beat,
+    Complete,
+    Declined,
+    Done,
+    Facts,
+    Failed,
+    Hello,
+    LinkLost,
+    Message,
+    Passed,
+    Ready,
+    Record,
+    Stopped,
+    frame,
+)
 from pipeedge.control.rules import HubState
 
 TIMEOUT_S = 10.0
@@ -94,7 +108,7 @@ class Run:
 
     def start(self, epoch: int, *connections: int) -> Run:
         for connection in connections:
-            self.say(connection, EpochReady(epoch))
+            self.say(connection, Ready(epoch))
         return self
 
     def stop(self, epoch: int, *connections: int, written: int | None = None) -> None:
@@ -204,6 +218,36 @@ def test_rank_that_comes_back_is_reviewed_and_then_a_spare() -> None:
     run.stop(1, 10, 12)
     assert sorted(run.plan(0, 1, 2).facts) == [0, 1, 2]
     assert [message.epoch for message in run.heard(21, "prepare")] == [2]
+
+
+def test_run_waits_for_the_facts_of_a_rank_that_has_come_before_it_gives_up() -> None:
+    run = running(2, 0, 1)
+    run.close(11)
+    run.stop(1, 10)
+    run.say(21, Hello(1, 2, "pi1"))
+    wanted = run.state.task()
+    assert isinstance(wanted, Wanted)
+    failure = Failure(FailureKind.REFUSED, "nothing fits", exit_code=EXIT_INFEASIBLE)
+    run.note(run.state.give_up(wanted.members, failure, run.now))
+    assert (run.state.verdict, run.state.task()) == (None, None)
+    run.say(21, Facts(Raw(b"{}")))
+    assert isinstance(run.state.task(), Newcomer)
+    run.note(run.state.judge_newcomer(21, None, run.now))
+    assert sorted(run.plan(0, 1).facts) == [0, 1]
+
+
+def test_run_gives_up_when_a_rank_that_has_come_leaves_again() -> None:
+    run = running(2, 0, 1)
+    run.close(11)
+    run.stop(1, 10)
+    run.say(21, Hello(1, 2, "pi1"))
+    failure = Failure(FailureKind.REFUSED, "nothing fits", exit_code=EXIT_INFEASIBLE)
+    for connection in (21, 10):
+        wanted = run.state.task()
+        assert isinstance(wanted, Wanted)
+        run.note(run.state.give_up(wanted.members, failure, run.now))
+        assert (run.state.verdict is None) == (connection == 21)
+        run.close(connection)
 
 
 def test_process_whose_facts_differ_is_sent_away_alone() -> None:

@@ -68,8 +68,8 @@ def test_a_rank_without_work_may_leave_and_is_not_missed() -> None:
     assert play.heard(1, "plan")
     play.say(1, "failed", line="it was interrupted on its way out")
     play.close(1)
-    play.say(0, "ready")
-    play.say(2, "ready")
+    play.say(0, "ready", epoch=1)
+    play.say(2, "ready", epoch=1)
     play.pass_time(30, beats={0: busy(1), 2: busy(1)})
     assert play.verdict is None
     play.say(0, "done", stats={})
@@ -89,7 +89,7 @@ def test_the_first_cause_wins() -> None:
 
 def test_a_lost_rank_gets_a_moment_to_report() -> None:
     play = Play(world=3).started()
-    play.say(0, "lost", rank=1, line="connection reset")
+    play.say(0, "linklost", epoch=1, peer=1, line="connection reset")
     play.pass_time(0.5)
     assert play.verdict is None
     play.say(1, "failed", line="bad weights")
@@ -98,8 +98,8 @@ def test_a_lost_rank_gets_a_moment_to_report() -> None:
 
 def test_a_lost_rank_that_reports_nothing_is_the_cause() -> None:
     play = Play(world=3).started()
-    play.say(0, "lost", rank=1, line="connection reset")
-    play.say(2, "lost", rank=0, line="connection reset by 0")
+    play.say(0, "linklost", epoch=1, peer=1, line="connection reset")
+    play.say(2, "linklost", epoch=1, peer=0, line="connection reset by 0")
     play.pass_time(1.5, beats=dict.fromkeys(range(3), WAITING))
     assert play.line() == "rank 1 (stage 1, on pi1) is gone: connection reset"
     assert play.verdict is not None
@@ -149,9 +149,7 @@ def test_a_rank_that_has_finished_is_not_blamed_for_what_follows() -> None:
 
 
 def complete(play: Play) -> Play:
-    play.started()
-    play._note(play.state.plan(Announcement(Raw(b'{"items":3}'), (0, 1), data_rank=0), play.now))
-    play.say(0, "complete")
+    play.started(data_rank=0).say(0, "complete")
     return play
 
 
@@ -164,7 +162,7 @@ def test_nothing_ends_a_run_whose_results_are_complete(end: str) -> None:
     elif end == "failed":
         play.say(1, "failed", line="links")
     elif end == "lost":
-        play.say(0, "lost", rank=1, line="links")
+        play.say(0, "linklost", epoch=1, peer=1, line="links")
     elif end == "malformed":
         play.say(1, "record", text=3)
     if end in ("lost", "silent"):
@@ -207,10 +205,10 @@ def test_slow_work_is_reported_but_not_ended() -> None:
 
 def test_loading_for_long_is_not_a_stall() -> None:
     play = Play(world=2, timeout=10).known().planned()
-    play.say(0, "ready")
+    play.say(0, "ready", epoch=1)
     play.pass_time(100, beats={0: WAITING, 1: busy(50, "loading")})
     assert play.verdict is None
-    play.say(1, "ready")
+    play.say(1, "ready", epoch=1)
     play.pass_time(5, beats={0: WAITING, 1: WAITING})
     assert play.verdict is None  # the clock of progress starts with the run
 

@@ -107,7 +107,7 @@ def test_a_hub_that_can_do_without_ranks_survives_any_order_of_events() -> None:
         play = Play(world=3, timeout=5, terms=OPTIONAL).hello(0)
         decided = False
         for connection in range(1, 25):
-            kind = chance.choice(["hello", "facts", "failed", "lost", "close", "ready", "done", "time"])
+            kind = chance.choice(["hello", "facts", "failed", "linklost", "close", "ready", "done", "time"])
             rank, other = chance.randrange(3), chance.randrange(connection)
             if kind == "time":
                 play.pass_time(chance.choice([0.5, 4.0]), beats={0: WAITING})
@@ -116,7 +116,7 @@ def test_a_hub_that_can_do_without_ranks_survives_any_order_of_events() -> None:
             elif kind == "hello":
                 play.say(connection, "hello", rank=rank, world=3, host=f"pi{rank}")
             else:
-                play.say(other, kind, facts={}, line="x", rank=rank, stats={})
+                play.say(other, kind, facts={}, line="x", epoch=1, peer=rank, stats={})
             roster = play.state.roster
             assert not roster.seats.keys() & roster.left_out.keys()
             assert {roster.seats[rank].connection for rank in roster.rank_of.values()} == set(roster.rank_of)

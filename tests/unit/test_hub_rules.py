@@ -37,10 +37,10 @@ def test_a_run_from_hello_to_summary() -> None:
     assert plain(play.state.roster.facts()) == {"0": {"items": 5}, "1": {"items": None}}
     play.planned()
     assert plain(play.heard(1, "plan")) == [{"kind": "plan", "plan": {"items": 3}}]
-    play.say(1, "ready")
-    assert not play.heard(0, "start")
-    play.say(0, "ready")
-    assert len(play.heard(0, "start")) == len(play.heard(1, "start")) == 1
+    play.say(1, "ready", epoch=1)
+    assert not play.heard(0, "run")
+    play.say(0, "ready", epoch=1)
+    assert len(play.heard(0, "run")) == len(play.heard(1, "run")) == 1
     play.say(0, "done", stats={"busy": 0.5})
     play.close(0)  # it has done its part
     assert not play.heard(1, "summary")
@@ -158,7 +158,7 @@ def test_a_connection_cannot_change_its_rank() -> None:
 
 def test_messages_before_hello_are_ignored() -> None:
     play = Play().hello(0)
-    for kind in ("facts", "ready", "failed", "lost", "done", "beat", "anything"):
+    for kind in ("facts", "ready", "failed", "linklost", "done", "beat", "anything"):
         play.say(9, kind, line="x", rank=0, stats={}, facts={})
     assert (play.verdict, play.told.get(9)) == (None, None)
 
@@ -198,8 +198,8 @@ HARMFUL: list[Any] = [
         ("beat", ("status",)),
         ("facts", ("facts",)),
         ("failed", ("line",)),
-        ("lost", ("rank", "line")),
-        ("ready", ("x",)),
+        ("linklost", ("epoch", "peer", "line")),
+        ("ready", ("epoch",)),
         ("done", ("stats",)),
         ("hello", ("rank", "world", "host")),
         ("start", ()),
@@ -226,17 +226,17 @@ def test_a_peer_that_breaks_the_protocol_ends_the_run_and_nothing_else(
         play.say(1, kind, **body)
         play.pass_time(2, beats={0: WAITING})
         if play.verdict is not None:
-            assert play.verdict.line.startswith("rank 1 (") or kind == "lost"
+            assert play.verdict.line.startswith("rank 1 (") or kind == "linklost"
             assert play.verdict.line.isprintable()
             assert play.heard(0, "verdict") == [Verdict(play.verdict)]
             assert len(play.verdict.line) < 2200
 
 
 def test_early_ready_and_done_do_not_affect_the_others() -> None:
-    for kind, body in (("ready", {}), ("done", {"stats": {}})):
+    for kind, body in (("ready", {"epoch": 1}), ("done", {"stats": {}})):
         play = Play().known()
         play.say(1, kind, **body)
-        assert not play.heard(0, "start")
+        assert not play.heard(0, "run")
         assert not play.heard(0, "summary")
         assert "malformed" in play.line()
     play = Play().known().planned()
@@ -254,9 +254,9 @@ def test_the_hub_survives_any_mutation_of_any_message() -> None:
         "beat": {"status": plain(beat)},
         "clock": {"sent": 1.5},
         "failed": {"line": "x"},
-        "lost": {"rank": 0, "line": "x"},
+        "linklost": {"epoch": 1, "peer": 0, "line": "x"},
         "record": {"text": "x"},
-        "ready": {},
+        "ready": {"epoch": 1},
         "complete": {},
         "done": {"stats": {"busy": 0.5, "threads": 1}},
     }

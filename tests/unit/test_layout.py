@@ -36,9 +36,9 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
            p2p unlocking_store rpc_links rpc sealed wires dialling door reception tcp_hello tcp_rendezvous
            tcp_sending tcp_receiving tcp_group tcp choice
-control    clocks failures liveness load_deadline messages announcement members attempts epoch_messages epochs
-           changing epoch_member ledger turns roster attendance telemetry verdicts failover watch judge rules
-           wire connection callers hub hub_address uplink member forms session
+control    clocks failures liveness load_deadline messages announcement roster attempts changing epochs
+           epoch_member turns attendance telemetry watch rules wire connection callers hub hub_address uplink
+           member forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files link_speed
            prediction simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
@@ -50,7 +50,7 @@ report     agreement document saved charts gantt epochs run_report bottleneck co
 serve      batching answers preparing pending flights backlog requests service watching figures bodies
            description reference tensors zero_shot uploads replies gate asking routes inference pages
            application server serving
-run        activity worker stage under_way reading held_out data_rank context links stage_part resuming
+run        activity worker stage ledger progress reading held_out data_rank context links stage_part resuming
            data_part parts loading replanning decision live_planning phases reporting outcome shelf epoch_log
            epochs pipeline preview main __main__
 profile    request options results result_files handling network measuring forecast emitting plotting
@@ -101,20 +101,14 @@ PURE = (
     "control.changing",
     "control.clocks",
     "control.epoch_member",
-    "control.epoch_messages",
     "control.epochs",
-    "control.failover",
     "control.failures",
-    "control.judge",
-    "control.ledger",
     "control.roster",
     "control.rules",
     "control.telemetry",
-    "control.verdicts",
     "control.watch",
     "control.liveness",
     "control.load_deadline",
-    "control.members",
     "control.messages",
     "base.wording",
     "base.errors",
