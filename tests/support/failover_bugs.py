@@ -348,13 +348,6 @@ class AwaitsNoLoad(Epochs):
         return False
 
 
-class LosesARankForABetterPlan(Epochs):
-    """Takes a rank for lost whose load for a better plan hangs, although it computes."""
-
-    def awaits(self, rank: int) -> bool:
-        return self._awaits(rank)
-
-
 class LoadsForEver(LoadDeadlines):
     def look(self, loads: Mapping[tuple[int, int], Loading], now: float) -> list[LoadFinding]:
         return []
@@ -502,7 +495,20 @@ class IsCompleteWhenAllIsFed(Ledger):
         return self._count is not None and self._next >= self._count
 
 
-_RARE: Mapping[type, int] = {}
+_RARE: Mapping[type, int] = {
+    StopsWhatRunsForWhatIsPrepared: 78,
+    RunsOnWithoutAParticipantOfTheNext: 420,
+    IgnoresCompleteWhileStopping: 245,
+    GoesOnWithoutDataRank: 415,
+    EndsThoughOneHasJoined: 200,
+    DismissesTheEndThatMustStay: 1475,
+    EndsIfTheFirstPlanIsOvertaken: 130,
+    ForgetsClaims: 190,
+    TrustsFactsThatWereNotCompared: 80,
+    HearsNoSilence: 120,
+    DoesNotSeeThatItMoves: 70,
+    RunsBeforeItIsTold: 105,
+}
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
 _PLANTED: Mapping[str, type] = {
