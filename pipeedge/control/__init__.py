@@ -27,7 +27,7 @@ rules         the hub's reaction to each message, lost rank, and moment (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
 connection    a socket with such an end; ``callers`` are those that the hub has accepted
 hub           the thread that serves the rules
-dialling      connecting to the hub
+hub_address   connecting to the hub
 uplink        exchanging messages with the hub, from any thread
 member        a rank's end of the connection
 forms         what a program supplies to a session

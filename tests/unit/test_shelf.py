@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from pipeedge.base.crew import Crew
+from pipeedge.base.crew import Crew, Threads
 from pipeedge.plan.planning import Plan
 from pipeedge.run import shelf as shelf_module
 from pipeedge.run.context import RankContext
@@ -57,7 +57,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def take(shelf: Shelf, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
-    context = SimpleNamespace(rank=0)
+    context = SimpleNamespace(rank=0, threads=Threads())
     plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
     taken: Any = shelf.take(cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside)
     return str(taken.named)
