@@ -17,6 +17,7 @@ from pipeedge.observe.monitoring import Exporter
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
+from pipeedge.run.ledger import UNBOUNDED
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data.ends import Watcher
@@ -176,5 +177,5 @@ def _predicted(plan: Plan) -> float | None:
 
 
 def _window(plan: Plan) -> int:
-    """Return the largest number of microbatches under way."""
-    return _STAGES_AHEAD * len(plan.schedule.stages)
+    """Return the largest number of microbatches under way; where nothing is fed again, links bound it."""
+    return _STAGES_AHEAD * len(plan.schedule.stages) if plan.goes_on else UNBOUNDED

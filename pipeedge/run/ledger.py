@@ -30,15 +30,18 @@ from __future__ import annotations
 
 import enum
 import threading
+from typing import TYPE_CHECKING
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError
-from pipeedge.data import Group, Microbatch
 
-__all__ = ["Arrival", "Ledger"]
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.data import Group, Microbatch
 
-_ANY = 1 << 40
-"""Window that never is full."""
+__all__ = ["UNBOUNDED", "Arrival", "Ledger"]
+
+UNBOUNDED = 1 << 40
+"""Window that never is full, where the links alone hold the feeder back."""
 
 
 class Arrival(enum.Enum):
@@ -61,7 +64,7 @@ class Ledger:
 
     def __init__(self, changed: threading.Condition | None = None) -> None:
         self._changed = threading.Condition() if changed is None else changed
-        self._window = _ANY
+        self._window = UNBOUNDED
         self._epoch = self._before = 0
         self._written = self._next = 0
         self._first = 0  # lowest number that the epoch is fed
