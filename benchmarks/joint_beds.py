@@ -113,7 +113,7 @@ def run_in_beds(beds: int) -> bool:
             dtypes = ", ".join(row["dtype"] for row in answer["schedule"])
             print(
                 f"test bed {seed} (processors and links: {hosts})\n"
-                f"    {pipeline}; {dtypes}; microbatches of {size}; {answer['bottleneck']}\n"
+                f"    {pipeline}; {dtypes}; microbatches of {size}; {answer['bottleneck']['words']}\n"
                 f"    promised {promised:.2f} items/s, measured {measured:.2f} ({error:+.1%})",
                 flush=True,
             )

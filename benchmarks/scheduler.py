@@ -1,24 +1,30 @@
 """Measure the time of the scheduler and its distance from the optimum, and compare with targets.
 
-    python benchmarks/scheduler.py [--seeds N] [--only TEXT]
+    python benchmarks/scheduler.py [--seeds N] [--only TEXT] [--beside PROGRAM]
+
+``--beside`` solves each instance with another build of ``sched-pipeline`` as well, in turn.
 
 Instances come from a seeded generator: a transformer's repeating blocks (or layers without any pattern),
 and device types whose speed, memory and bandwidth differ by an order of magnitude; each layer deviates a
-little from the type's average. Every instance is solved in a separate process, to measure its peak memory.
-Figures depend on the machine; the targets are for two ordinary cores.
+little from the type's average. The time is the solver's own; the peak memory is that of the program, which
+also reads the problem. Figures depend on the machine; the targets are for two ordinary cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pipeedge.plan.sched_pipeline import find_executable
 
 MIB = 2.0**20
 BLOCK_SECONDS = np.array([0.34, 0.08, 0.35, 0.30])
@@ -70,8 +76,8 @@ SUITE = (
 )
 
 
-def arguments(instance: Instance, seed: int) -> dict[str, Any]:
-    """Keyword arguments of ``pipeedge._native.schedule`` for an instance and a seed."""
+def problem(instance: Instance, seed: int) -> dict[str, Any]:
+    """Return the problem of an instance and a seed, as ``sched-pipeline --problem`` reads it."""
     rng = np.random.default_rng([seed, instance.types, instance.hosts_per_type, instance.layers])
     layers, types = instance.layers, instance.types
     if instance.pattern == "transformer":
@@ -90,39 +96,61 @@ def arguments(instance: Instance, seed: int) -> dict[str, Any]:
         buffers = 4 * elements.mean() * 8 * 4 / MIB
         per_host = 2 * mem.sum() / instance.hosts
         type_mem = rng.uniform(0.4, 1.6, types) * per_host + buffers
-    hosts = np.repeat(np.arange(types), instance.hosts_per_type)
-    call: dict[str, Any] = {
-        "mem_bytes": mem * MIB,
-        "elements_out": elements,
-        "elements_in": 150528.0,
-        "type_mem_bytes": type_mem * MIB,
-        "type_bw_bytes_per_s": rng.choice([100.0, 300.0, 1000.0, 2500.0], types) * MIB / 8,
-        "type_time_s": time,
-        "host_types": hosts,
-        "objective": instance.objective,
-        "time_limit_s": instance.time_limit_s,
-    }
-    if instance.linked:
-        pairs = np.array([(a, b) for a in range(len(hosts)) for b in range(len(hosts)) if a != b])
-        call["link_hosts"] = pairs
-        call["link_bw_bytes_per_s"] = rng.choice([50.0, 100.0, 300.0, 1000.0], len(pairs)) * MIB / 8
-        call["link_latency_s"] = rng.uniform(0, 0.02, len(pairs))
-    return call
-
-
-def solve(index: int, seed: int) -> dict[str, Any]:
-    """Solve one instance of the suite in this process."""
-    from pipeedge import _native
-
-    call = arguments(SUITE[index], seed)
-    result = _native.schedule(**call)
+    bandwidth = rng.choice([100.0, 300.0, 1000.0, 2500.0], types) * MIB / 8
+    names = [f"h{host}" for host in range(instance.hosts)]
+    pairs = [(a, b) for a in names for b in names if a != b] if instance.linked else []
+    speeds = rng.choice([50.0, 100.0, 300.0, 1000.0], len(pairs)) * MIB / 8
+    latencies = rng.uniform(0, 0.02, len(pairs))
     return {
-        "status": result.status,
-        "objective": result.objective_s,
-        "stages": len(result.stages),
-        "gap": result.gap,
-        "seconds": result.elapsed_s,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "batch_size": 8,
+        "element_bytes": 4,
+        "elements_in": 150528.0,
+        "elements_out": elements.tolist(),
+        "weight_bytes": (mem * MIB).tolist(),
+        "buffers_in": 2,
+        "buffers_out": 2,
+        "types": [
+            {
+                "name": f"t{kind}",
+                "mem_bytes": float(type_mem[kind]) * MIB,
+                "bw_bytes_per_s": float(bandwidth[kind]),
+                "time_s": time[kind].tolist(),
+            }
+            for kind in range(types)
+        ],
+        "hosts": [
+            {"name": name, "type": f"t{number // instance.hosts_per_type}"}
+            for number, name in enumerate(names)
+        ],
+        "links": [
+            {"from": a, "to": b, "bw_bytes_per_s": float(bw), "latency_s": float(latency)}
+            for (a, b), bw, latency in zip(pairs, speeds, latencies, strict=True)
+        ],
+    }
+
+
+def solve(program: Path, instance: Instance, seed: int) -> dict[str, Any]:
+    """Solve an instance with a build of the program."""
+    command = [str(program), "--problem=-", "--format=json", f"--objective={instance.objective}"]
+    command.append(f"--time-limit={instance.time_limit_s}")
+    with tempfile.TemporaryFile("w+") as text, tempfile.TemporaryFile("w+") as printed:
+        json.dump(problem(instance, seed), text)
+        text.seek(0)
+        process = subprocess.Popen(command, stdin=text, stdout=printed)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, command)
+        printed.seek(0)
+        answer: dict[str, Any] = json.load(printed)
+    return {
+        "status": answer["status"],
+        "objective": answer["latency_s" if instance.objective == "latency" else "bottleneck_s"],
+        "latency": answer["latency_s"],
+        "stages": len(answer["schedule"]),
+        "gap": answer["gap"],
+        "seconds": answer["elapsed_s"],
+        "peak_mb": used.ru_maxrss / 1024,
     }
 
 
@@ -131,32 +159,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="instances of each kind (default 3)")
     parser.add_argument("--only", default="", help="solve only instances whose name contains this")
-    parser.add_argument("--one", nargs=2, type=int, metavar=("INDEX", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--beside", type=Path, metavar="PROGRAM", help="another build, to compare with")
     options = parser.parse_args()
-    if options.one:
-        json.dump(solve(*options.one), sys.stdout)
-        return 0
-
+    programs = [find_executable(), *([options.beside] if options.beside else [])]
     print(
         f"{'instance':28} {'hosts':>5} {'layers':>6} {'seed':>4} {'status':>10} {'objective':>10} "
-        f"{'stages':>6} {'gap':>8} {'<=':>6} {'time s':>8} {'<=':>6} {'peak MB':>8}"
+        f"{'stages':>6} {'latency':>9} {'gap':>8} {'<=':>6} {'time s':>8} {'<=':>6} {'peak MB':>8}"
     )
     missed = 0
-    for index, instance in enumerate(SUITE):
-        if options.only not in instance.name:
-            continue
+    for instance in (instance for instance in SUITE if options.only in instance.name):
         for seed in range(options.seeds):
-            command = [sys.executable, __file__, "--one", str(index), str(seed)]
-            row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            late = row["seconds"] > instance.target_s * 1.1 or row["gap"] > instance.target_gap
-            missed += late
-            print(
-                f"{instance.name:28} {instance.hosts:5} {instance.layers:6} {seed:4} "
-                f"{row['status']:>10} {row['objective']:10.6f} {row['stages']:6} {row['gap']:8.3%} "
-                f"{instance.target_gap:6.0%} {row['seconds']:8.4f} {instance.target_s:6g} "
-                f"{row['peak_mb']:8.0f}{'  missed' if late else ''}",
-                flush=True,
-            )
+            for program in programs:
+                row = solve(program, instance, seed)
+                late = row["seconds"] > instance.target_s * 1.1 or row["gap"] > instance.target_gap
+                missed += late and program == programs[0]
+                name = instance.name if program == programs[0] else "  beside"
+                print(
+                    f"{name:28} {instance.hosts:5} {instance.layers:6} {seed:4} {row['status']:>10} "
+                    f"{row['objective']:10.6f} {row['stages']:6} {row['latency']:9.5f} {row['gap']:8.3%} "
+                    f"{instance.target_gap:6.0%} {row['seconds']:8.4f} {instance.target_s:6g} "
+                    f"{row['peak_mb']:8.0f}{'  missed' if late else ''}",
+                    flush=True,
+                )
     print(f"{missed} targets missed" if missed else "all targets met")
     return 1 if missed else 0
 

@@ -1,52 +1,9 @@
 """PipeEdge's compiled core (src-native/bindings/module.cpp)."""
 
-from typing import Literal, final
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-
-@final
-class ScheduleResult:
-    """A schedule, with its proven bound."""
-
-    @property
-    def status(self) -> Literal["optimal", "bounded", "infeasible", "unknown"]:
-        """Whether the schedule is proven optimal, is within ``gap`` of the optimum, or does not exist.
-
-        ``unknown`` means that the time was up before a schedule was found or ruled out.
-        """
-
-    @property
-    def stages(self) -> npt.NDArray[np.int64]:
-        """``[stages, 3]``: host, first layer, last layer; layers half-open from 0. Empty without one."""
-
-    @property
-    def link_bits(self) -> list[int]:
-        """Bits per value on the link after each stage except the last; 0 for uncompressed."""
-
-    @property
-    def objective_s(self) -> float:
-        """Bottleneck or latency in seconds, depending on the objective; infinite without a schedule."""
-
-    @property
-    def lower_bound_s(self) -> float:
-        """Lower bound on the objective of all schedules in seconds; infinite if none exists."""
-
-    @property
-    def gap(self) -> float:
-        """``(objective - lower bound) / objective``; 0 if proven optimal, 1 if nothing was found."""
-
-    @property
-    def bottleneck_s(self) -> float:
-        """Seconds between consecutive microbatches, which the slowest stage or link takes."""
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds of one microbatch through all stages and links of an idle pipeline."""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds the solver took."""
 
 def at_length(lengths: list[float], values: list[float], wanted: float, layer: int) -> float:
     """Scale a layer's cost to sentences of ``wanted`` tokens (``src-native/core/lengths.hpp``).
@@ -71,82 +28,6 @@ def scaled_weights(dtype: str, float32_bytes: list[float]) -> list[float]:
     Raises:
         ValueError: the number type is unknown.
     """
-
-def schedule(
-    *,
-    mem_bytes: npt.ArrayLike,
-    elements_out: npt.ArrayLike,
-    elements_in: float,
-    type_mem_bytes: npt.ArrayLike,
-    type_bw_bytes_per_s: npt.ArrayLike,
-    type_time_s: npt.ArrayLike,
-    host_types: npt.ArrayLike,
-    link_hosts: npt.ArrayLike = ...,
-    link_bw_bytes_per_s: npt.ArrayLike = ...,
-    link_latency_s: npt.ArrayLike = ...,
-    data_host: int | None = None,
-    batch_size: float = 8.0,
-    element_bytes: float = 4.0,
-    buffers_in: float = 2.0,
-    buffers_out: float = 2.0,
-    objective: Literal["throughput", "latency"] = "throughput",
-    time_limit_s: float = 10.0,
-    type_receive_s: npt.ArrayLike = ...,
-    type_send_s: npt.ArrayLike = ...,
-    type_activation_bytes: npt.ArrayLike = ...,
-    type_stage_s: npt.ArrayLike = ...,
-    link_bits: int | None = 0,
-    type_feed_s: npt.ArrayLike = ...,
-    type_collect_s: npt.ArrayLike = ...,
-    type_input_send_s: npt.ArrayLike = ...,
-    type_output_receive_s: npt.ArrayLike = ...,
-    input_bytes: float | None = None,
-) -> ScheduleResult:
-    """Find the best schedule of ``L`` layers on ``H`` hosts of ``T`` types, without the interpreter lock.
-
-    Args:
-        mem_bytes: ``[L]``, bytes of each layer's weights.
-        elements_out: ``[L]``, elements per item that leave each layer.
-        elements_in: elements per item that enter the first layer.
-        type_mem_bytes: ``[T]``, memory of a host of each type.
-        type_bw_bytes_per_s: ``[T]``, bandwidth of a host's interface in each direction.
-        type_time_s: ``[T, L]``, seconds of each layer for a microbatch of ``batch_size`` items.
-        host_types: ``[H]``, index of each host's type.
-        link_hosts: ``[K, 2]``, source and destination of links that override the bandwidth of the types. The
-            opposite direction is the same unless it is listed.
-        link_bw_bytes_per_s: ``[K]``; 0 means that there is no link.
-        link_latency_s: ``[K]``, added to each message.
-        data_host: host whose links to the first stage and from the last one are taken into account.
-        batch_size: number of items in a microbatch.
-        element_bytes: bytes of an element.
-        buffers_in: number of microbatches that a stage buffers before itself.
-        buffers_out: number of microbatches that it buffers after itself.
-        objective: smallest bottleneck (then fewest hosts, then smallest latency), or smallest latency (then
-            smallest bottleneck, then fewest hosts).
-        time_limit_s: wall-clock limit, after which the best schedule so far is returned with its bound.
-        type_receive_s: ``[T, L]``, seconds to take a microbatch from a link if the layer is the first of its
-            stage (0).
-        type_send_s: ``[T, L]``, seconds to pass it to a link if the layer is the last of its stage (0).
-        type_activation_bytes: ``[T, L]``, memory in use while the layer computes, besides weights and
-            buffers; a stage needs the largest.
-        type_stage_s: ``[T, L + 1, L + 1]``, bid of a type for the stage ``[first, last)``, infinite if it
-            does not take it. Bids replace times, handling and memory, which should then be 0.
-        link_bits: bits per value on links between stages, 0 for uncompressed; None for the widest with which
-            no link is the bottleneck (throughput only).
-        type_feed_s: ``[T]``, seconds to read and feed a microbatch on a data host of this type.
-        type_collect_s: ``[T]``, seconds to collect its results there. A stage on the data host takes both in
-            addition to its own time; otherwise they overlap.
-        type_input_send_s: ``[T]``, seconds to pass the input to a link on a data host of this type, added to
-            feeding if the first stage is on another host (0).
-        type_output_receive_s: ``[T]``, seconds to take the outputs from a link there, added to collecting if
-            the last stage is on another host (0).
-        input_bytes: bytes of one item of input (``elements_in * element_bytes``).
-
-    Raises:
-        ValueError: shapes differ, a number is negative or not finite, or an index is out of range.
-    """
-
-# --- codec: the layout of the codes is in src-native/codec/codec.hpp ---
 
 def packed_bytes(count: int, bits: int) -> int:
     """Return the bytes of ``count`` codes of ``bits`` bits.

@@ -225,7 +225,7 @@ def _read_plan(text: str, hosts: Sequence[str] | None) -> tuple[JointPlan, dict[
             throughput_items_per_s=answer["throughput_items_per_s"],
             latency_s=answer["latency_s"],
             gap=answer["gap"],
-            bottleneck=answer["bottleneck"],
+            bottleneck=answer["bottleneck"]["words"],
             warnings=tuple(answer["warnings"]),
             stages=tuple(
                 PromisedStage(

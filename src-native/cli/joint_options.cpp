@@ -10,7 +10,6 @@ namespace {
 
 // What the plan chooses by itself, with the option that limits the choice.
 const std::set<std::string> kChosen{"--batch-size", "--dtype", "--dtype-of", "--link-bits"};
-const std::set<std::string> kQuestions{"--add-host", "--remove-host", "--scale-bandwidth", "--losses", "--survive-loss"};
 const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--max-latency", "--min-agreement",
                                        "--min-throughput"};
 
@@ -44,26 +43,26 @@ Group joint_group() {
                "N,...",
                "microbatch sizes to choose from [all profiled]",
                [](CommandLine& c, const std::string& n, const std::string& v) {
-                 c.joint_request.batch_sizes.clear();
+                 c.choice.batch_sizes.clear();
                  for (const std::string& name : names(n, v)) {
-                   c.joint_request.batch_sizes.push_back(whole_number(n, name, 1, 1e9));
+                   c.choice.batch_sizes.push_back(whole_number(n, name, 1, 1e9));
                  }
                }},
               {{"--dtypes"},
                "TYPE,...",
                "number types to choose from [all profiled]",
                [](CommandLine& c, const std::string& n, const std::string& v) {
-                 c.joint_request.dtypes = names(n, v);
+                 c.choice.dtypes = names(n, v);
                }},
               {{"--widths"},
                "BITS,...",
                "bits per value to choose from on links between stages:\n"
                "2 to 8, 16, or 0 for uncompressed [0,16,8,6,4]",
                [](CommandLine& c, const std::string& n, const std::string& v) {
-                 c.joint_request.widths.clear();
+                 c.choice.widths.clear();
                  for (const std::string& name : names(n, v)) {
                    const int bits = link_bits(n, name);
-                   auto& widths = c.joint_request.widths;
+                   auto& widths = c.choice.widths;
                    if (std::find(widths.begin(), widths.end(), bits) == widths.end()) widths.push_back(bits);
                  }
                }},
@@ -74,14 +73,14 @@ Group joint_group() {
                "losses of stages and links are added up; 0 allows what\n"
                "was not measured, too [0.99]",
                [](CommandLine& c, const std::string& n, const std::string& v) {
-                 c.joint_request.min_agreement = fraction(n, v);
+                 c.choice.min_agreement = fraction(n, v);
                }},
               {{"--max-latency"},
                "SECONDS",
                "longest time of a microbatch through the idle pipeline\n"
                "[any]",
                [](CommandLine& c, const std::string& n, const std::string& v) {
-                 c.joint_request.max_latency_s = positive_number(n, v);
+                 c.choice.max_latency_s = positive_number(n, v);
                }},
               {{"--min-throughput"},
                "RATE",
@@ -109,7 +108,6 @@ void check_joint(const CommandLine& line, const std::vector<std::string>& given)
       throw UsageError(name + " and --plan auto: the plan chooses it; --batch-sizes, --dtypes and --widths limit the "
                               "choice");
     }
-    if (kQuestions.count(name) != 0) throw UsageError(name + ": not with --plan auto; ask it about the schedule of a plain run");
   }
 }
 

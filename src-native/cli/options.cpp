@@ -80,6 +80,16 @@ std::vector<Group> option_groups() {
             "problem as JSON, in place of the files above and the\n"
             "options below; - for standard input",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.problem = nonempty(n, v); }},
+           {{"--conditions"},
+            "FILE",
+            "slowness of hosts and links, occupied memory, and the\n"
+            "data rank's own work, where they differ from profiles",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.conditions = nonempty(n, v); }},
+           {{"--evaluate"},
+            "FILE",
+            "schedule whose costs are asked for, in place of the\n"
+            "best one; use it with --explain or --format json",
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.evaluate = nonempty(n, v); }},
        }},
       {"Problem",
        {
@@ -259,7 +269,8 @@ std::vector<Group> option_groups() {
 const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
                                          "--add-host",    "--remove-host",     "--explain",   "--format",
                                          "--help",        "--scale-bandwidth", "--version",   "--losses",
-                                         "--survive-loss", "--plan",        "--min-throughput"};
+                                         "--survive-loss", "--plan",        "--min-throughput",
+                                         "--conditions",  "--evaluate"};
 
 // Last names of the options that are allowed with --format files.
 const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",
@@ -349,6 +360,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (line.action != Action::kSchedule) return line;
   }
   check_joint(line, given);
+  if (line.joint) line.request.choice = line.choice;
   if (line.format == Format::kFiles) {
     if (!scheduling.empty()) {
       throw UsageError(scheduling + ": --format files prints only the contents of files; leave out " + scheduling);
@@ -371,6 +383,14 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (!of_schedule.empty()) {
       throw UsageError(of_schedule + ": with --format problem nothing is scheduled; leave one of them out");
     }
+  }
+  if (!line.evaluate.empty()) {
+    const std::string of_search = line.losses           ? "--losses"
+                                  : line.survive_loss   ? "--survive-loss"
+                                  : line.auto_link_bits ? "--link-bits auto"
+                                  : line.changes.empty() ? ""
+                                                         : line.changes.front().text;
+    if (!of_search.empty()) throw UsageError(of_search + " and --evaluate: the schedule is given; leave one of them out");
   }
   if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
     throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");

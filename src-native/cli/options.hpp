@@ -7,7 +7,6 @@
 
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
-#include "joint_files.hpp"
 
 namespace pipeedge::cli {
 
@@ -40,9 +39,11 @@ struct CommandLine {
   std::string dev_neighbors_file;
   std::string cluster_file;            // device types and devices
   std::string problem;                 // a file, or - for standard input, in place of the YAML files; empty: none
+  std::string evaluate;                // a schedule file, whose costs are asked for
+  std::string conditions;              // a file
   yaml::Request request;
   bool joint = false;                  // --plan auto
-  JointRequest joint_request;
+  yaml::Choice choice;                 // its limits
   Options solver;
   bool auto_link_bits = false;
   int link_bits = 0;                   // bits per value on links between stages; 0: uncompressed
@@ -52,6 +53,8 @@ struct CommandLine {
   Format format = Format::kYaml;
   std::vector<Change> changes;
 
+  // Whether anything is printed besides the schedule.
+  bool reports() const { return explain || format == Format::kJson; }
   bool names_no_file() const {
     return (models_file + dev_types_file + dev_file + dev_neighbors_file + cluster_file).empty();
   }

@@ -1,23 +1,27 @@
 #include "problem_json.hpp"
 
 #include <algorithm>
-#include <cstddef>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "../yaml/tree.hpp"
-#include "text.hpp"
+#include "../yaml/wording.hpp"
 
 namespace pipeedge::cli {
 namespace {
 
 using yaml::View;
 
+constexpr double kLargestInProblem = 1e21;  // the largest number of MB in a YAML file, in bytes
+
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
   return found && !found->is_null() ? found->text() : otherwise;
+}
+
+double number_or(const View& view, const char* key, double otherwise) {
+  const auto found = view.find(key);
+  return found && !found->is_null() ? found->number() : otherwise;
 }
 
 std::vector<View> items_of(const View& view, const char* key) {
@@ -25,14 +29,21 @@ std::vector<View> items_of(const View& view, const char* key) {
   return found ? found->items() : std::vector<View>{};
 }
 
-// One value per layer, or none if the key is missing.
-std::vector<double> per_layer(const View& view, const char* key, std::size_t layers) {
+[[noreturn]] void wrong_count(const View& view, std::size_t count, std::size_t expected, const char* of) {
+  view.fail("has " + std::to_string(count) + " values for " + std::to_string(expected) + " " + of);
+}
+
+// One value per layer, or none if the key is missing. `null_is`: what null stands for, if it is allowed.
+std::vector<double> per_layer(const View& view, const char* key, std::size_t layers, double null_is = -1) {
   const auto found = view.find(key);
-  if (!found) return {};
-  std::vector<double> values = found->numbers();
-  if (!values.empty() && values.size() != layers) {
-    found->fail("has " + std::to_string(values.size()) + " values for " + std::to_string(layers) + " layers");
+  if (!found || found->is_null()) return {};
+  std::vector<double> values;
+  if (null_is < 0) {
+    values = found->numbers();
+  } else {
+    for (const View& item : found->items()) values.push_back(item.is_null() ? null_is : item.number());
   }
+  if (!values.empty() && values.size() != layers) wrong_count(*found, values.size(), layers, "layers");
   return values;
 }
 
@@ -47,27 +58,12 @@ std::vector<double> bids_from(const View& view, std::size_t layers) {
   }
   for (std::size_t first = 0; first < layers; ++first) {
     const std::vector<View> row = rows[first].items();
-    if (row.size() != layers - first) {
-      rows[first].fail("has " + std::to_string(row.size()) + " values for " + std::to_string(layers - first) +
-                       " stages");
-    }
+    if (row.size() != layers - first) wrong_count(rows[first], row.size(), layers - first, "stages");
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (!row[i].is_null()) bids[first * (layers + 1) + first + 1 + i] = row[i].number();
     }
   }
   return bids;
-}
-
-// Losses of layers; null if not allowed.
-std::vector<double> losses_from(const View& view, const char* key, std::size_t layers) {
-  const auto found = view.find(key);
-  if (!found || found->is_null()) return {};
-  std::vector<double> losses;
-  for (const View& item : found->items()) losses.push_back(item.is_null() ? kInfinity : item.number());
-  if (losses.size() != layers) {
-    found->fail("has " + std::to_string(losses.size()) + " values for " + std::to_string(layers) + " layers");
-  }
-  return losses;
 }
 
 DeviceType type_from(const View& view, std::size_t layers) {
@@ -81,6 +77,7 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.receive_s = per_layer(view, "receive_s", layers);
   type.send_s = per_layer(view, "send_s", layers);
   type.activation_bytes = per_layer(view, "activation_bytes", layers);
+  type.loss = per_layer(view, "loss", layers, kInfinity);
   type.feed_s = number_or(view, "feed_s", 0);
   type.collect_s = number_or(view, "collect_s", 0);
   type.input_send_s = number_or(view, "input_send_s", 0);
@@ -88,17 +85,18 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.stage_s = bids_from(view, layers);
   type.busy_w = number_or(view, "busy_w", -1);
   type.idle_w = number_or(view, "idle_w", 0);
+  type.notes.dtype = text_or(view, "dtype", "");
+  type.notes.threads = number_or(view, "threads", 0);
+  type.notes.kernels = text_or(view, "kernels", "");
+  if (const auto tokens = view.find("tokens")) type.notes.tokens = tokens->numbers();
   return type;
 }
 
-// Indices by name; names are unique.
+// Indices by name, in the order in which the names come.
 class Names {
  public:
-  void add(const View& entry, const std::string& name) {
-    if (!indices_.emplace(name, static_cast<int>(indices_.size())).second) {
-      entry.fail("the name " + yaml::printable(name) + " comes twice");
-    }
-  }
+  // Returns false if the name is known already.
+  bool add(const std::string& name) { return indices_.emplace(name, static_cast<int>(indices_.size())).second; }
   int find(const View& view) const {
     const auto found = indices_.find(view.text());
     if (found == indices_.end()) view.fail("there is no " + yaml::printable(view.text()) + " in the problem");
@@ -109,17 +107,215 @@ class Names {
   std::unordered_map<std::string, int> indices_;
 };
 
+class Reader {
+ public:
+  explicit Reader(const View& root) : root_(root) {}
+
+  NamedProblem read() {
+    named_.model = text_or(root_, "model", "model");
+    const auto settings = root_.find("settings");
+    named_.joint = settings.has_value();
+    const std::vector<View> entries = named_.joint ? settings->items() : std::vector<View>{root_};
+    if (entries.empty()) settings->fail("lists no microbatch size and number type");
+    named_.dtype = named_.joint ? "" : text_or(root_, "dtype", "");
+    read_model(entries.front());
+    for (const View& entry : entries) add_hosts(entry);
+    for (const View& entry : entries) add_setting(entry);
+    add_links(root_);
+    for (std::size_t e = 0; e < entries.size() && named_.joint; ++e) add_links(entries[e]);
+    read_data_host(entries);
+    if (named_.joint) read_widths();
+    problem_.max_loss = number_or(root_, "max_loss", kInfinity);
+    problem_.max_latency_s = number_or(root_, "max_latency_s", kInfinity);
+    for (const View& entry : items_of(root_, "left_out")) {
+      named_.left_out.push_back({entry.at("host").text(), entry.at("type").text(), entry.at("why").text()});
+    }
+    for (const View& entry : items_of(root_, "warnings")) named_.warnings.push_back(entry.text());
+    try {
+      validate(problem_);
+      if (const auto conditions = root_.find("conditions")) {
+        problem_ = with_conditions(problem_, read_conditions(*conditions));
+      }
+    } catch (const std::invalid_argument& error) {
+      root_.fail(error.what());
+    }
+    for (const View& plan : items_of(root_, "plans")) named_.plans.push_back(plan_from(plan));
+    return std::move(named_);
+  }
+
+  // Hosts by name; `view`: an entry of a list.
+  Conditions read_conditions(const View& view) const { return conditions_from(view, hosts_); }
+
+  static Conditions conditions_from(const View& view, const Names& hosts);
+  static GivenPlan plan_from(const View& view);
+
+ private:
+  // What a setting says itself or, for all settings, the whole problem.
+  View inherited(const View& setting, const char* key) const {
+    const auto own = setting.find(key);
+    return own ? *own : root_.at(key);
+  }
+  std::optional<View> find_inherited(const View& setting, const char* key) const {
+    const auto own = setting.find(key);
+    return own ? own : root_.find(key);
+  }
+
+  void read_model(const View& first) {
+    Model& model = problem_.model;
+    model.mem_bytes = inherited(first, "weight_bytes").numbers();
+    model.elements_in = inherited(first, "elements_in").number();
+    model.elements_out = inherited(first, "elements_out").numbers();
+    if (const auto shared = find_inherited(first, "shared_with")) {
+      for (const double layer : shared->whole_numbers()) {
+        model.shared_with.push_back(static_cast<int>(std::min(layer, 1e9)) - 1);
+      }
+    }
+  }
+
+  void add_hosts(const View& entry) {
+    Names own;
+    const View hosts = inherited(entry, "hosts");
+    for (const View& host : hosts.items()) {
+      const std::string name = host.at("name").text();
+      if (!own.add(name)) host.fail("the name " + yaml::printable(name) + " comes twice");
+      if (hosts_.add(name)) problem_.hosts.push_back(name);
+    }
+    if (problem_.hosts.empty()) hosts.fail("lists no host");
+  }
+
+  void add_setting(const View& entry) {
+    const std::size_t layers = problem_.model.mem_bytes.size();
+    Setting setting;
+    setting.dtype = text_or(entry, "dtype", "");
+    setting.batch_size = inherited(entry, "batch_size").number();
+    setting.element_bytes = inherited(entry, "element_bytes").number();
+    setting.input_bytes = number_or(entry, "input_bytes", number_or(root_, "input_bytes", -1));
+    setting.output_bytes = number_or(entry, "output_bytes", number_or(root_, "output_bytes", -1));
+    setting.buffers_in = inherited(entry, "buffers_in").number();
+    setting.buffers_out = inherited(entry, "buffers_out").number();
+    Names types;
+    for (const View& one : inherited(entry, "types").items()) {
+      setting.types.push_back(type_from(one, layers));
+      const std::string& name = setting.types.back().name;
+      if (!types.add(name)) one.fail("the name " + yaml::printable(name) + " comes twice");
+    }
+    check_model(entry, setting);
+    setting.type_of.assign(problem_.hosts.size(), Setting::kUnprofiled);
+    for (const View& host : inherited(entry, "hosts").items()) {
+      setting.type_of[static_cast<std::size_t>(hosts_.find(host.at("name")))] = types.find(host.at("type"));
+    }
+    problem_.settings.push_back(std::move(setting));
+  }
+
+  // A setting may repeat the sizes of the model; weights of its own are those of its types.
+  void check_model(const View& entry, Setting& setting) const {
+    const auto same = [&](const char* key, const std::vector<double>& known) {
+      const auto own = entry.find(key);
+      return !own || own->numbers() == known;
+    };
+    if (!same("elements_out", problem_.model.elements_out) ||
+        number_or(entry, "elements_in", problem_.model.elements_in) != problem_.model.elements_in) {
+      root_.fail("the settings have different models: their layers or the elements at their cuts differ");
+    }
+    if (same("weight_bytes", problem_.model.mem_bytes)) return;
+    for (DeviceType& type : setting.types) {
+      if (type.weight_bytes.empty()) type.weight_bytes = entry.at("weight_bytes").numbers();
+    }
+  }
+
+  void add_links(const View& view) {
+    for (const View& entry : items_of(view, "links")) {
+      problem_.links.push_back({hosts_.find(entry.at("from")), hosts_.find(entry.at("to")),
+                                entry.at("bw_bytes_per_s").number(), number_or(entry, "latency_s", 0)});
+    }
+  }
+
+  void read_data_host(const std::vector<View>& entries) {
+    const auto data_host = [&](const View& entry) {
+      const auto found = find_inherited(entry, "data_host");
+      return found && !found->is_null() ? hosts_.find(*found) : -1;
+    };
+    problem_.data_host = data_host(entries.front());
+    for (const View& entry : entries) {
+      if (data_host(entry) != problem_.data_host) root_.fail("the settings have different data hosts");
+    }
+  }
+
+  void read_widths() {
+    problem_.widths.clear();
+    const std::size_t layers = problem_.model.mem_bytes.size();
+    for (const View& entry : root_.at("widths").items()) {
+      Width width;
+      width.bits = static_cast<int>(entry.at("bits").whole_number());
+      const auto losses = entry.find("loss");
+      if (losses && !losses->is_null()) {
+        const std::vector<View> items = losses->items();
+        if (items.size() + 1 != layers) wrong_count(*losses, items.size(), layers - 1, "cuts between two layers");
+        width.loss.push_back(0);       // nothing is compressed where the model begins and ends
+        for (const View& item : items) width.loss.push_back(item.is_null() ? kInfinity : item.number());
+        width.loss.push_back(0);
+      }
+      problem_.widths.push_back(std::move(width));
+    }
+  }
+
+  const View& root_;
+  NamedProblem named_;
+  Problem& problem_ = named_.problem;
+  Names hosts_;
+};
+
+Conditions Reader::conditions_from(const View& view, const Names& hosts) {
+  Conditions conditions;
+  for (const View& entry : items_of(view, "hosts")) {
+    conditions.hosts.push_back(
+        {hosts.find(entry.at("host")), number_or(entry, "slowness", 1), number_or(entry, "occupied_bytes", 0)});
+  }
+  for (const View& entry : items_of(view, "links")) {
+    conditions.links.push_back({hosts.find(entry.at("from")), hosts.find(entry.at("to")),
+                                number_or(entry, "slowness", 1)});
+  }
+  if (const auto work = view.find("data_work"); work && !work->is_null()) {
+    conditions.data_work = DataWork{number_or(*work, "feed_s", 0), number_or(*work, "collect_s", 0),
+                                    number_or(*work, "input_send_s", 0), number_or(*work, "output_receive_s", 0)};
+  }
+  return conditions;
+}
+
+// The layers of a stage: two numbers, from 1, both included.
+GivenStage stage_from(const std::string& host, const View& layers) {
+  const std::vector<double> range = layers.whole_numbers();
+  if (range.size() != 2 || range[0] < 1 || range[1] < range[0] || range[1] > 1e9) {
+    layers.fail("are not the first and the last layer of a stage, counted from 1");
+  }
+  return {host, static_cast<int>(range[0]) - 1, static_cast<int>(range[1]), 0, ""};
+}
+
+void read_link(const View& view, GivenStage& stage) {
+  stage.bits = static_cast<int>(number_or(view, "quant_bits", 0));
+  stage.dtype = text_or(view, "dtype", "");
+}
+
+GivenPlan Reader::plan_from(const View& view) {
+  GivenPlan plan;
+  for (const View& entry : view.items()) {
+    plan.push_back(stage_from(entry.at("host").text(), entry.at("layers")));
+    read_link(entry, plan.back());
+  }
+  return plan;
+}
+
 void write_known(JsonWriter& json, const char* key, const std::vector<double>& values) {
   if (!values.empty()) json.key(key).numbers(values);
 }
 
-void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes& notes) {
+void write_type(JsonWriter& json, const DeviceType& type) {
   json.open('{');
   json.key("name").value(type.name);
-  json.key("dtype").value(notes.dtype);
-  if (notes.threads > 0) json.key("threads").value(notes.threads);
-  if (!notes.kernels.empty()) json.key("kernels").value(notes.kernels);
-  write_known(json, "tokens", notes.tokens);
+  json.key("dtype").value(type.notes.dtype);
+  if (type.notes.threads > 0) json.key("threads").value(type.notes.threads);
+  if (!type.notes.kernels.empty()) json.key("kernels").value(type.notes.kernels);
+  write_known(json, "tokens", type.notes.tokens);
   json.key("mem_bytes").value(type.mem_bytes);
   json.key("bw_bytes_per_s").value(type.bw_bytes_per_s);
   write_known(json, "weight_bytes", type.weight_bytes);
@@ -127,7 +323,7 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
   write_known(json, "receive_s", type.receive_s);
   write_known(json, "send_s", type.send_s);
   write_known(json, "activation_bytes", type.activation_bytes);
-  write_known(json, "loss", notes.loss);
+  write_known(json, "loss", type.loss);
   json.key("feed_s").value(type.feed_s);
   json.key("collect_s").value(type.collect_s);
   if (type.input_send_s > 0) json.key("input_send_s").value(type.input_send_s);
@@ -147,133 +343,123 @@ void write_type(JsonWriter& json, const DeviceType& type, const yaml::TypeNotes&
   json.close('}');
 }
 
-}  // namespace
-
-double number_or(const View& view, const char* key, double otherwise) {
-  const auto found = view.find(key);
-  return found && !found->is_null() ? found->number() : otherwise;
+void write_setting(JsonWriter& json, const Problem& problem, const Setting& setting) {
+  json.key("dtype").value(setting.dtype);
+  json.key("batch_size").value(setting.batch_size);
+  json.key("element_bytes").value(setting.element_bytes);
+  if (setting.input_bytes >= 0) json.key("input_bytes").value(setting.input_bytes);
+  if (setting.output_bytes >= 0) json.key("output_bytes").value(setting.output_bytes);
+  json.key("buffers_in").value(setting.buffers_in);
+  json.key("buffers_out").value(setting.buffers_out);
+  json.key("types").open('[');
+  for (const DeviceType& type : setting.types) write_type(json, type);
+  json.close(']');
+  json.key("hosts").open('[');
+  for (int host = 0; host < problem.host_count(); ++host) {
+    const DeviceType* const type = setting.type(host);
+    if (type == nullptr) continue;
+    json.open('{').key("name").value(problem.hosts[static_cast<std::size_t>(host)]);
+    json.key("type").value(type->name).close('}');
+  }
+  json.close(']');
 }
+
+void write_widths(JsonWriter& json, const Problem& problem) {
+  json.key("widths").open('[');
+  for (const Width& width : problem.widths) {
+    json.open('{').key("bits").value(width.bits);
+    if (!width.loss.empty()) json.key("loss").numbers({width.loss.begin() + 1, width.loss.end() - 1});
+    json.close('}');
+  }
+  json.close(']');
+  json.key("max_loss").value(problem.max_loss);
+  json.key("max_latency_s").value(problem.max_latency_s);
+}
+
+}  // namespace
 
 NamedProblem read_problem(const std::string& text, const std::string& name) {
   const yaml::Document document = yaml::parse(text, name, kLargestInProblem);
-  return problem_from(View(document));
+  const View root(document);
+  return Reader(root).read();
 }
 
-NamedProblem problem_from(const View& root) {
-  NamedProblem named;
-  named.model = text_or(root, "model", "model");
-  named.dtype = text_or(root, "dtype", "");
-  Problem& problem = named.assembly.problem;
-  problem.model.mem_bytes = root.at("weight_bytes").numbers();
-  const std::size_t layers = problem.model.mem_bytes.size();
-  problem.model.elements_in = root.at("elements_in").number();
-  problem.model.elements_out = root.at("elements_out").numbers();
-  if (const auto shared = root.find("shared_with")) {
-    for (const double layer : shared->whole_numbers()) {
-      problem.model.shared_with.push_back(static_cast<int>(std::min(layer, 1e9)) - 1);
-    }
+GivenPlan read_plan(const std::string& file) {
+  const yaml::Document document = yaml::read_document(file);
+  GivenPlan plan;
+  for (const View& entry : View(document).items()) {
+    const auto keys = entry.entries();
+    if (keys.empty()) entry.fail("names no host");
+    plan.push_back(stage_from(keys.front().first, keys.front().second));
+    read_link(entry, plan.back());
   }
-  problem.batch_size = root.at("batch_size").number();
-  problem.element_bytes = root.at("element_bytes").number();
-  problem.input_bytes = number_or(root, "input_bytes", -1);
-  problem.output_bytes = number_or(root, "output_bytes", -1);
-  problem.buffers_in = root.at("buffers_in").number();
-  problem.buffers_out = root.at("buffers_out").number();
-  Names types;
-  for (const View& entry : root.at("types").items()) {
-    problem.types.push_back(type_from(entry, layers));
-    types.add(entry, problem.types.back().name);
-    yaml::TypeNotes notes;
-    notes.dtype = text_or(entry, "dtype", "");
-    notes.threads = number_or(entry, "threads", 0);
-    notes.kernels = text_or(entry, "kernels", "");
-    if (const auto tokens = entry.find("tokens")) notes.tokens = tokens->numbers();
-    notes.loss = losses_from(entry, "loss", layers);
-    named.assembly.notes.push_back(std::move(notes));
-  }
+  if (plan.empty()) View(document).fail("lists no stage");
+  return plan;
+}
+
+Conditions read_conditions(const std::string& file, const Problem& problem) {
+  const yaml::Document document = yaml::parse(yaml::read_text(file), file, kLargestInProblem);
   Names hosts;
-  for (const View& entry : root.at("hosts").items()) {
-    problem.hosts.push_back({entry.at("name").text(), types.find(entry.at("type"))});
-    hosts.add(entry, problem.hosts.back().name);
+  for (const std::string& name : problem.hosts) hosts.add(name);
+  return Reader::conditions_from(View(document), hosts);
+}
+
+void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts) {
+  json.key(key).open('[');
+  for (const yaml::LeftOut& host : hosts) {
+    json.open('{').key("host").value(host.host).key("type").value(host.type).key("why").value(host.why).close('}');
   }
-  if (problem.hosts.empty()) root.at("hosts").fail("lists no host");
-  for (const View& entry : items_of(root, "links")) {
-    problem.links.push_back({hosts.find(entry.at("from")), hosts.find(entry.at("to")),
-                             entry.at("bw_bytes_per_s").number(), number_or(entry, "latency_s", 0)});
-  }
-  const auto data_host = root.find("data_host");
-  if (data_host && !data_host->is_null()) problem.data_host = hosts.find(*data_host);
-  for (const View& entry : items_of(root, "left_out")) {
-    named.assembly.left_out.push_back({entry.at("host").text(), entry.at("type").text(), entry.at("why").text()});
-  }
-  for (const View& entry : items_of(root, "warnings")) named.assembly.warnings.push_back(entry.text());
-  try {
-    validate(problem);
-  } catch (const std::invalid_argument& error) {
-    root.fail(error.what());
-  }
-  return named;
+  json.close(']');
+}
+
+void write_texts(JsonWriter& json, const char* key, const std::vector<std::string>& lines) {
+  json.key(key).open('[');
+  for (const std::string& line : lines) json.value(line);
+  json.close(']');
 }
 
 std::string problem_json(const NamedProblem& named) {
+  const Problem& problem = named.problem;
   JsonWriter json;
-  write_problem(json, named);
-  return json.text();
-}
-
-void write_problem(JsonWriter& json, const NamedProblem& named) {
-  const Problem& problem = named.assembly.problem;
   json.open('{');
   json.key("model").value(named.model);
-  json.key("dtype").value(named.dtype);
-  json.key("batch_size").value(problem.batch_size);
-  json.key("element_bytes").value(problem.element_bytes);
   json.key("elements_in").value(problem.model.elements_in);
   json.key("elements_out").numbers(problem.model.elements_out);
-  if (problem.input_bytes >= 0) json.key("input_bytes").value(problem.input_bytes);
-  if (problem.output_bytes >= 0) json.key("output_bytes").value(problem.output_bytes);
   json.key("weight_bytes").numbers(problem.model.mem_bytes);
   if (!problem.model.shared_with.empty()) {
     json.key("shared_with").open('[');
     for (const int layer : problem.model.shared_with) json.value(layer + 1);
     json.close(']');
   }
-  json.key("buffers_in").value(problem.buffers_in);
-  json.key("buffers_out").value(problem.buffers_out);
-  json.key("types").open('[');
-  for (std::size_t t = 0; t < problem.types.size(); ++t) {
-    write_type(json, problem.types[t], named.assembly.notes[t]);
+  if (named.joint) {
+    json.key("settings").open('[');
+    for (const Setting& setting : problem.settings) {
+      json.open('{');
+      write_setting(json, problem, setting);
+      json.close('}');
+    }
+    json.close(']');
+    write_widths(json, problem);
+  } else {
+    write_setting(json, problem, problem.settings.front());
   }
-  json.close(']');
-  json.key("hosts").open('[');
-  for (const Host& host : problem.hosts) {
-    json.open('{').key("name").value(host.name);
-    json.key("type").value(problem.types[static_cast<std::size_t>(host.type)].name).close('}');
-  }
-  json.close(']');
   json.key("links").open('[');
   for (const Link& link : problem.links) {
     json.open('{');
-    json.key("from").value(problem.hosts[static_cast<std::size_t>(link.from)].name);
-    json.key("to").value(problem.hosts[static_cast<std::size_t>(link.to)].name);
+    json.key("from").value(problem.hosts[static_cast<std::size_t>(link.from)]);
+    json.key("to").value(problem.hosts[static_cast<std::size_t>(link.to)]);
     json.key("bw_bytes_per_s").value(link.bw_bytes_per_s);
     json.key("latency_s").value(link.latency_s);
     json.close('}');
   }
   json.close(']');
   if (problem.data_host >= 0) {
-    json.key("data_host").value(problem.hosts[static_cast<std::size_t>(problem.data_host)].name);
+    json.key("data_host").value(problem.hosts[static_cast<std::size_t>(problem.data_host)]);
   }
-  json.key("left_out").open('[');
-  for (const yaml::LeftOut& host : named.assembly.left_out) {
-    json.open('{').key("host").value(host.host).key("type").value(host.type).key("why").value(host.why).close(
-        '}');
-  }
-  json.close(']');
-  json.key("warnings").open('[');
-  for (const std::string& warning : named.assembly.warnings) json.value(warning);
-  json.close(']');
+  write_left_out(json, "left_out", named.left_out);
+  write_texts(json, "warnings", named.warnings);
   json.close('}');
+  return json.text();
 }
 
 }  // namespace pipeedge::cli

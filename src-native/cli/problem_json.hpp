@@ -1,30 +1,52 @@
-// A problem as JSON, as --problem reads and --format=problem prints it. docs/scheduler.md describes the keys.
+// A problem as JSON, as --problem reads and --format=problem prints it. docs/file-formats.md describes the keys.
+//
+//   one setting:   {"batch_size": 8, "types": [...], "hosts": [...], ...}
+//   several:       {"settings": [{as above}, ...], "widths": [{"bits": 8, "loss": [...]}, ...], "max_loss": 0.01, ...}
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "../core/conditions.hpp"
+#include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
 #include "../yaml/tree.hpp"
 #include "text.hpp"
 
 namespace pipeedge::cli {
 
-struct NamedProblem {
-  yaml::Assembly assembly;
-  std::string model;                   // names for reports
-  std::string dtype;
+// A plan to be evaluated, as a schedule file or the key "plans" has it: its stages in order.
+struct GivenStage {
+  std::string host;
+  int first = 0;                       // half-open, from 0
+  int last = 0;
+  int bits = 0;                        // on the link to the next stage
+  std::string dtype;                   // empty: that of the only setting in which the host was profiled
 };
+using GivenPlan = std::vector<GivenStage>;
 
-constexpr double kLargestInProblem = 1e21;  // the largest number of MB in a YAML file, in bytes
+// A problem with what reports say about it.
+struct NamedProblem {
+  std::string model;
+  std::string dtype;                   // that was asked for, if the plan does not choose it
+  bool joint = false;                  // whether the plan chooses microbatch size, number types and bits
+  Problem problem;
+  std::vector<yaml::LeftOut> left_out;
+  std::vector<std::string> warnings;
+  std::vector<GivenPlan> plans;        // to be evaluated; empty: the best one is asked for
+
+  // Whether losses are known, rather than only ranking plans because agreement does not matter.
+  bool losses_known() const { return problem.max_loss < kInfinity; }
+};
 
 // `name` is the name of the text in messages. Throws yaml::SpecError.
 NamedProblem read_problem(const std::string& text, const std::string& name);
-NamedProblem problem_from(const yaml::View& root);
+// Plans of a schedule file: YAML, as this program prints schedules.
+GivenPlan read_plan(const std::string& file);
+Conditions read_conditions(const std::string& file, const Problem& problem);
 
 std::string problem_json(const NamedProblem& named);
-void write_problem(JsonWriter& json, const NamedProblem& named);
-
-// The number under a key; `otherwise` if it is missing or null.
-double number_or(const yaml::View& view, const char* key, double otherwise);
+void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts);
+void write_texts(JsonWriter& json, const char* key, const std::vector<std::string>& lines);
 
 }  // namespace pipeedge::cli

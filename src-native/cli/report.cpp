@@ -2,275 +2,84 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <sstream>
 #include <utility>
 
-#include "../core/links.hpp"
 #include "../yaml/wording.hpp"
 #include "text.hpp"
 
 namespace pipeedge::cli {
 namespace {
 
-const Host& host_of(const Problem& problem, const Stage& stage) {
-  return problem.hosts[static_cast<std::size_t>(stage.host)];
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+const Problem& problem_of(const Answer& answer) { return answer.named.problem; }
+
+const std::string& host_name(const Answer& answer, int host) { return problem_of(answer).hosts[at(host)]; }
+
+const Setting& setting_of(const Answer& answer, const Stage& stage) {
+  return problem_of(answer).setting(stage.setting);
 }
 
-const DeviceType& type_of(const Problem& problem, const Host& host) {
-  return problem.types[static_cast<std::size_t>(host.type)];
+const DeviceType& type_of(const Answer& answer, const Stage& stage) {
+  return *setting_of(answer, stage).type(stage.host);
 }
 
-std::string layers_text(const Stage& stage) {
-  return std::to_string(stage.first + 1) + "-" + std::to_string(stage.last);
+// The device type of a host, in the first setting that has it.
+const std::string& type_name(const Answer& answer, int host) {
+  for (const Setting& setting : problem_of(answer).settings) {
+    if (const DeviceType* type = setting.type(host)) return type->name;
+  }
+  return host_name(answer, host);
 }
 
-double items_per_s(const Problem& problem, const Solution& solution) {
-  return solution.bottleneck_s > 0 ? problem.batch_size / solution.bottleneck_s : kInfinity;
+// The number type of a stage.
+const std::string& dtype_of(const Answer& answer, const Stage& stage) {
+  const std::string& own = type_of(answer, stage).notes.dtype;
+  return own.empty() ? setting_of(answer, stage).dtype : own;
 }
+
+bool is_last(const Answer& answer, std::size_t stage) { return stage + 1 == answer.solution.stages.size(); }
 
 // Bits per value on the link that leaves a stage; 0: uncompressed.
-int bits_behind(const Problem& problem, const Stage& stage) {
-  return problem.cut_bits.empty() ? 0 : problem.cut_bits[static_cast<std::size_t>(stage.last)];
+int bits_behind(const Answer& answer, std::size_t stage) {
+  const Stage& own = answer.solution.stages[stage];
+  const int bits = is_last(answer, stage) ? 0 : problem_of(answer).widths[at(own.width)].bits;
+  return bits < 8 * setting_of(answer, own).element_bytes ? bits : 0;
 }
 
-double layer_bytes(const Problem& problem, const DeviceType& type, int layer) {
-  return weights_on(problem, type)[static_cast<std::size_t>(layer)] +
-         activation_bytes(type, layer, layer + 1) + buffer_bytes(problem, layer, layer + 1);
+const char* objective_name(const Answer& answer) {
+  switch (answer.options.objective) {
+    case Objective::kLatency: return "latency";
+    case Objective::kEnergy: return "energy";
+    case Objective::kThroughput: break;
+  }
+  return "throughput";
 }
 
-std::string stage_text(const Problem& problem, const std::vector<Stage>& stages, int index) {
-  if (index == Bottleneck::kDataHost) {
-    return "the data host " +
-           yaml::printable(problem.hosts[static_cast<std::size_t>(problem.data_host)].name);
-  }
-  return "stage " + std::to_string(index) + " on " +
-         yaml::printable(host_of(problem, stages[static_cast<std::size_t>(index)]).name);
+bool by_energy(const Answer& answer) { return answer.options.objective == Objective::kEnergy; }
+
+// A value of the objective. Where the plan does not choose the microbatch size, seconds are those of a microbatch.
+double reported(const Answer& answer, double value, const Solution& solution) {
+  const bool an_item = answer.named.joint || answer.options.objective != Objective::kThroughput;
+  return an_item ? value : value == solution.objective ? solution.period_s : value * solution.batch_size;
 }
 
-// Seconds that the data rank takes to feed and to collect a microbatch of a schedule, its links included.
-struct DataSeconds {
-  double feeding = 0;
-  double collecting = 0;
-};
-
-DataSeconds data_seconds(const Problem& problem, const std::vector<Stage>& stages) {
-  const DataWork data = data_work(problem);
-  return {data.feeding_s(stages.front().host != problem.data_host),
-          data.collecting_s(stages.back().host != problem.data_host)};
+std::string objective_text(const Answer& answer, double objective) {
+  switch (answer.options.objective) {
+    case Objective::kLatency: return "latency " + seconds_text(objective);
+    case Objective::kEnergy: return energy_text(objective);
+    case Objective::kThroughput: break;
+  }
+  return rate_text(1 / objective);
 }
 
-Bottleneck find_bottleneck(const Problem& problem, const std::vector<Stage>& stages,
-                           const std::vector<StageCost>& costs) {
-  Bottleneck worst;
-  worst.seconds = -1;
-  const auto consider = [&](Bottleneck::Kind kind, int stage, int to, double seconds) {
-    if (seconds > worst.seconds) worst = {kind, stage, to, seconds, ""};
-  };
-  const int last = static_cast<int>(stages.size()) - 1;
-  for (int i = 0; i <= last; ++i)
-    consider(Bottleneck::Kind::kCompute, i, i, costs[static_cast<std::size_t>(i)].busy_s());
-  consider(Bottleneck::Kind::kLink, Bottleneck::kDataHost, 0, costs.front().link_in_s);
-  for (int i = 0; i <= last; ++i) {
-    consider(Bottleneck::Kind::kLink, i, i < last ? i + 1 : Bottleneck::kDataHost,
-             costs[static_cast<std::size_t>(i)].link_out_s);
-  }
-  const DataSeconds data = data_seconds(problem, stages);
-  consider(Bottleneck::Kind::kData, Bottleneck::kDataHost, Bottleneck::kDataHost,
-           std::max(data.feeding, data.collecting));
-  const std::string from = stage_text(problem, stages, worst.stage);
-  const std::string seconds = seconds_text(worst.seconds);
-  switch (worst.kind) {
-    case Bottleneck::Kind::kCompute: {
-      const double beside = costs[static_cast<std::size_t>(worst.stage)].data_s;
-      worst.words = from + " computes " + seconds +
-                    (beside > 0 ? ", of which reading and collecting take " + seconds_text(beside) : "");
-      break;
-    }
-    case Bottleneck::Kind::kLink:
-      worst.words = "the link from " + from + " to " + stage_text(problem, stages, worst.to) + " takes " + seconds;
-      break;
-    case Bottleneck::Kind::kData:
-      worst.words =
-          from + (data.feeding >= data.collecting ? " reads the input in " : " collects the results in ") + seconds;
-      break;
-  }
-  return worst;
-}
-
-// Explains why the best schedule does not use a host of this type. The specific reasons are exact: they hold
-// for every stage that the host could run.
-std::string why_unused(const Problem& problem, const DeviceType& type, Objective objective,
-                       const Solution& solution) {
-  const int layers = problem.model.layers();
-  double least_bytes = kInfinity;
-  double fastest = kInfinity;
-  double total = 0;
-  double smallest_cut = kInfinity;     // bytes of the cheapest cut inside the model
-  for (int l = 0; l < layers; ++l) {
-    const double time = type.time_s[static_cast<std::size_t>(l)];
-    least_bytes = std::min(least_bytes, layer_bytes(problem, type, l));
-    fastest = std::min(fastest, time);
-    total += time;
-    if (l > 0) smallest_cut = std::min(smallest_cut, link_bytes(problem, l));
-  }
-  if (least_bytes > type.mem_bytes) {
-    return "its " + megabytes_text(type.mem_bytes) +
-           " MB hold no layer with its buffers; the smallest needs " + megabytes_text(least_bytes) + " MB";
-  }
-  const bool by_type = problem.links.empty();
-  if (by_type && type.bw_bytes_per_s <= 0 && smallest_cut > 0) return "it has no bandwidth";
-  if (objective == Objective::kThroughput) {
-    const double period = solution.bottleneck_s;
-    if (fastest >= period) {
-      return "too slow: its fastest layer computes " + seconds_text(fastest) + ", the bottleneck is " +
-             seconds_text(period);
-    }
-    const double link = link_seconds(smallest_cut, type.bw_bytes_per_s, 0);
-    if (by_type && link >= period && total >= period) {
-      return "its link is too slow: the smallest cut takes " + seconds_text(link) + ", the bottleneck is " +
-             seconds_text(period);
-    }
-    return solution.status == Status::kOptimal
-               ? "not needed: no schedule with it passes the bottleneck of " + seconds_text(period)
-               : "no better schedule with it was found within the time limit";
-  }
-  return solution.status == Status::kOptimal ? "not needed: no schedule with it has a lower latency"
-                                             : "no better schedule with it was found within the time limit";
-}
-
-// The smallest factor of all hosts' memory that makes the problem feasible, by bisection; 0 if memory does
-// not help. Undecided trials count as infeasible, so the result may be too large.
-double memory_factor(Problem problem) {
-  Options options;
-  options.time_limit_s = 0.1;
-  const std::vector<DeviceType> types = problem.types;
-  const auto feasible = [&](double factor) {
-    for (std::size_t t = 0; t < types.size(); ++t) problem.types[t].mem_bytes = types[t].mem_bytes * factor;
-    return !solve(problem, options).stages.empty();
-  };
-  double enough = 1;
-  for (int doublings = 0; !feasible(enough); ++doublings, enough *= 2) {
-    if (doublings == 20) return 0;
-  }
-  double short_of = enough / 2;
-  for (int i = 0; i < 8; ++i) {
-    const double middle = (short_of + enough) / 2;
-    (feasible(middle) ? enough : short_of) = middle;
-  }
-  return enough;
-}
-
-const char* bottleneck_kind(Bottleneck::Kind kind) {
-  switch (kind) {
-    case Bottleneck::Kind::kCompute: return "compute";
-    case Bottleneck::Kind::kLink: return "link";
-    case Bottleneck::Kind::kData: return "data";
-  }
-  return "";
-}
-
-const char* objective_name(Objective objective) {
-  return objective == Objective::kLatency ? "latency" : "throughput";
-}
-
-}  // namespace
-
-double Report::items_per_s() const {
-  return cli::items_per_s(problem, solution);
-}
-
-Report make_report(const NamedProblem& named, const Problem& problem, Objective objective,
-                   const Solution& solution) {
-  const yaml::Assembly& assembly = named.assembly;
-  Report report{named.model, named.dtype, objective, problem,
-                solution,      evaluate(problem, solution.stages),            {},        {}};
-  report.bottleneck = find_bottleneck(report.problem, solution.stages, report.costs);
-  std::vector<bool> used(report.problem.hosts.size(), false);
-  for (const Stage& stage : solution.stages) used[static_cast<std::size_t>(stage.host)] = true;
-  std::vector<std::string> why(report.problem.types.size());
-  for (std::size_t h = 0; h < used.size(); ++h) {
-    if (used[h]) continue;
-    const Host& host = report.problem.hosts[h];
-    const DeviceType& type = type_of(report.problem, host);
-    if (type.bids()) continue;         // a data host without a profile is among those left out
-    std::string& reason = why[static_cast<std::size_t>(host.type)];
-    if (reason.empty()) reason = why_unused(report.problem, type, objective, solution);
-    report.unused.push_back({host.name, type.name, reason});
-  }
-  report.unused.insert(report.unused.end(), assembly.left_out.begin(), assembly.left_out.end());
-  return report;
-}
-
-namespace {
-
-// Smallest size of a layer's weights on any host, beside those of the layer that it shares them with.
-double least_weights(const Problem& problem, int layer) {
-  double least = kInfinity;
-  const std::vector<int>& shared = problem.model.shared_with;
-  const int twin = shared.empty() ? Model::kUnshared : shared[static_cast<std::size_t>(layer)];
-  for (const Host& host : problem.hosts) {
-    const std::vector<double>& sizes = weights_on(problem, type_of(problem, host));
-    const double held = twin == Model::kUnshared ? 0 : sizes[static_cast<std::size_t>(twin)];
-    least = std::min(least, std::max(0.0, sizes[static_cast<std::size_t>(layer)] - held));
-  }
-  return least;
-}
-
-// "layer 3 fits on no host: ..."; empty if it fits on one.
-std::string fits_nowhere(const Problem& problem, int layer) {
-  const DeviceType* nearest = nullptr;  // type of the host that lacks the least memory
-  const auto missing = [&](const DeviceType& type) { return layer_bytes(problem, type, layer) - type.mem_bytes; };
-  for (const Host& host : problem.hosts) {
-    const DeviceType& type = type_of(problem, host);
-    if (nearest == nullptr || missing(type) < missing(*nearest)) nearest = &type;
-  }
-  if (nearest == nullptr || missing(*nearest) <= 0) return "";
-  return "layer " + std::to_string(layer + 1) + " fits on no host: it needs " +
-         megabytes_text(layer_bytes(problem, *nearest, layer)) + " MB with its buffers, the largest host has " +
-         megabytes_text(nearest->mem_bytes) + " MB";
-}
-
-}  // namespace
-
-std::string why_infeasible(const Problem& problem) {
-  const auto bids = [&](const Host& host) { return type_of(problem, host).bids(); };
-  if (std::all_of(problem.hosts.begin(), problem.hosts.end(), bids)) {
-    return "no chain of stages that hosts bid for, each on its own host, covers all layers over links that carry "
-           "them";
-  }
-  double available = 0;
-  for (const Host& host : problem.hosts) available += type_of(problem, host).mem_bytes;
-  double weights = 0;
-  for (int l = 0; l < problem.model.layers(); ++l) {
-    weights += least_weights(problem, l);
-    if (const std::string why = fits_nowhere(problem, l); !why.empty()) return why;
-  }
-  const std::string hosts =
-      std::to_string(problem.hosts.size()) + (problem.hosts.size() == 1 ? " host" : " hosts");
-  if (weights > available) {
-    return megabytes_text(weights - available) + " MB of memory are missing: the layers need " +
-           megabytes_text(weights) + " MB without buffers, " + hosts + " together have " +
-           megabytes_text(available) + " MB";
-  }
-  Problem connected = problem;
-  constexpr double kPlenty = 1e18;     // bytes per second
-  for (DeviceType& type : connected.types) type.bw_bytes_per_s = kPlenty;
-  for (Link& link : connected.links) link.bw_bytes_per_s = kPlenty;
-  Options options;
-  options.time_limit_s = 2;
-  if (!solve(connected, options).stages.empty()) {
-    return "the memory is enough, but no links with bandwidth join the hosts it takes";
-  }
-  const double factor = memory_factor(connected);
-  if (factor > 0) {
-    return "about " + megabytes_text(available * (factor - 1)) +
-           " MB of memory are missing: cut into stages with their "
-           "buffers, the layers fit when each host has " +
-           percent_text(factor - 1) + " more than now (" + megabytes_text(available) + " MB on " + hosts +
-           ")";
-  }
-  return "no cut of the layers fits the hosts";
+std::string bound_text(const Answer& answer) {
+  const double bound = reported(answer, answer.solution.lower_bound, answer.solution);
+  if (by_energy(answer)) return energy_text(bound);
+  return seconds_text(bound) + (answer.options.objective == Objective::kLatency ? " on the latency"
+                                : answer.named.joint                           ? " an item"
+                                                                               : " on the bottleneck");
 }
 
 std::string quality_text(const Solution& solution) {
@@ -278,82 +87,447 @@ std::string quality_text(const Solution& solution) {
   return "at most " + percent_text(solution.gap()) + " from the optimum";
 }
 
-std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages) {
+std::string ratio_text(double ratio) {
+  return std::isfinite(ratio) ? std::string(" (") + (ratio >= 1 ? "+" : "") + percent_text(ratio - 1) + ")" : "";
+}
+
+std::string agreement_text(const Answer& answer, double loss) {
+  return answer.named.losses_known() ? figure_text(std::max(0.0, 1 - loss)) : "unknown";
+}
+
+// The stage or link that determines the period. Stages count from 0.
+struct Bottleneck {
+  static constexpr int kDataHost = -1;
+
+  const char* kind = "compute";
+  int stage = 0;                       // stage that computes or sends; kDataHost for the inputs and for "data"
+  int to = 0;                          // for a link, stage that receives; kDataHost for the outputs
+  double seconds = -1;
+};
+
+Bottleneck find_bottleneck(const Answer& answer) {
+  Bottleneck worst;
+  const auto consider = [&](const char* kind, int stage, int to, double seconds) {
+    if (seconds > worst.seconds) worst = {kind, stage, to, seconds};
+  };
+  const std::vector<StageCost>& costs = answer.costs.stages;
+  const int last = static_cast<int>(costs.size()) - 1;
+  for (int s = 0; s <= last; ++s) consider("compute", s, s, costs[at(s)].busy_s());
+  consider("link", Bottleneck::kDataHost, 0, costs.front().link_in_s);
+  for (int s = 0; s <= last; ++s) {
+    consider("link", s, s < last ? s + 1 : Bottleneck::kDataHost, costs[at(s)].link_out_s);
+  }
+  consider("data", Bottleneck::kDataHost, Bottleneck::kDataHost,
+           std::max(answer.costs.feeding_s, answer.costs.collecting_s));
+  return worst;
+}
+
+std::string stage_text(const Answer& answer, int stage) {
+  if (stage == Bottleneck::kDataHost) {
+    return "the data host " + yaml::printable(host_name(answer, problem_of(answer).data_host));
+  }
+  return "stage " + std::to_string(stage) + " on " +
+         yaml::printable(host_name(answer, answer.solution.stages[at(stage)].host));
+}
+
+std::string bottleneck_words(const Answer& answer) {
+  const Bottleneck worst = find_bottleneck(answer);
+  const std::string from = stage_text(answer, worst.stage);
+  const std::string seconds = seconds_text(worst.seconds);
+  if (worst.kind == std::string("link")) {
+    return "the link from " + from + " to " + stage_text(answer, worst.to) + " takes " + seconds;
+  }
+  if (worst.kind == std::string("data")) {
+    const bool feeds = answer.costs.feeding_s >= answer.costs.collecting_s;
+    return from + (feeds ? " reads the input in " : " collects the results in ") + seconds;
+  }
+  const double beside = answer.costs.stages[at(worst.stage)].data_s;
+  return from + " computes " + seconds +
+         (beside > 0 ? ", of which reading and collecting take " + seconds_text(beside) : "");
+}
+
+std::string hosts_text(std::size_t count) { return yaml::plural(count, "host"); }
+
+// Why there is no plan for so many hosts.
+std::string why_text(const Answer& answer, const WhyNone& why, std::size_t hosts) {
+  using Kind = WhyNone::Kind;
+  const std::string layer = std::to_string(why.layer + 1);
+  switch (why.kind) {
+    case Kind::kNoHost: return "no host is left";
+    case Kind::kBids:
+      return "no chain of stages that hosts bid for, each on its own host, covers all layers over links that carry "
+             "them";
+    case Kind::kLayer:
+      return "layer " + layer + " fits on no host: it needs " + megabytes_text(why.needed_bytes) +
+             " MB with its buffers, the largest host has " + megabytes_text(why.free_bytes) + " MB";
+    case Kind::kMemory:
+      return megabytes_text(why.needed_bytes - why.free_bytes) + " MB of memory are missing: the layers need " +
+             megabytes_text(why.needed_bytes) + " MB without buffers, " + hosts_text(hosts) + " together have " +
+             megabytes_text(why.free_bytes) + " MB";
+    case Kind::kLinks: return "the memory is enough, but no links with bandwidth join the hosts it takes";
+    case Kind::kBuffers:
+      return "about " + megabytes_text(why.free_bytes * (why.factor - 1)) +
+             " MB of memory are missing: cut into stages with their buffers, the layers fit when each host has " +
+             percent_text(why.factor - 1) + " more than now (" + megabytes_text(why.free_bytes) + " MB on " +
+             hosts_text(hosts) + ")";
+    case Kind::kCut: return "no cut of the layers fits the hosts";
+    case Kind::kThroughput:
+      return "none has a throughput of " + rate_text(answer.options.min_items_per_s) + "; the fastest has " +
+             rate_text(why.items_per_s) + ": lower --min-throughput";
+    case Kind::kLoss:
+      return "none has an agreement of " + figure_text(1 - problem_of(answer).max_loss) +
+             "; lower --min-agreement, or profile more number types and bits";
+    case Kind::kLatency:
+      return "none has a latency of at most " + seconds_text(problem_of(answer).max_latency_s) + "; one of " +
+             seconds_text(why.latency_s) + " exists";
+  }
+  return "";
+}
+
+std::string undecided_text() { return "none was found within the time limit"; }
+
+// Why the plan does not use a host.
+std::string why_text(const Answer& answer, const WhyUnused& why) {
+  using Kind = WhyUnused::Kind;
+  const std::string period = seconds_text(answer.solution.period_s);
+  const bool by_latency = answer.options.objective == Objective::kLatency;
+  switch (why.kind) {
+    case Kind::kMemory:
+      return "its " + megabytes_text(why.free_bytes) + " MB hold no layer with its buffers; the smallest needs " +
+             megabytes_text(why.needed_bytes) + " MB";
+    case Kind::kNoBandwidth: return "it has no bandwidth";
+    case Kind::kSlow:
+      return "too slow: its fastest layer computes " + seconds_text(why.seconds) + ", the bottleneck is " + period;
+    case Kind::kSlowLink:
+      return "its link is too slow: the smallest cut takes " + seconds_text(why.seconds) + ", the bottleneck is " +
+             period;
+    case Kind::kNotNeeded:
+      return by_energy(answer) ? std::string("not needed: no schedule with it takes less energy")
+             : by_latency      ? std::string("not needed: no schedule with it has a lower latency")
+                               : "not needed: no schedule with it passes the bottleneck of " + period;
+    case Kind::kUndecided: break;
+  }
+  return "no better schedule with it was found within the time limit";
+}
+
+// Hosts without a stage, those that the problem does not have last.
+std::vector<yaml::LeftOut> unused_hosts(const Answer& answer) {
+  std::vector<yaml::LeftOut> hosts;
+  for (const Unused& one : answer.unused) {
+    hosts.push_back({host_name(answer, one.host), type_name(answer, one.host), why_text(answer, one.why)});
+  }
+  hosts.insert(hosts.end(), answer.named.left_out.begin(), answer.named.left_out.end());
+  return hosts;
+}
+
+// Hosts that have the same text share a line, with their type if it is the same.
+std::string grouped(const char* title, const std::vector<yaml::LeftOut>& hosts) {
   std::string text;
-  for (const Stage& stage : stages) {
-    text += "- " + yaml_name(host_of(problem, stage).name) + ": [" + std::to_string(stage.first + 1) + ", " +
-            std::to_string(stage.last) + "]\n";
-    const int bits = bits_behind(problem, stage);
-    if (bits != 0) text += "  quant_bits: " + std::to_string(bits) + "\n";
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const std::string& why = hosts[i].why;
+    const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
+    if (std::any_of(hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(i), same_why)) continue;
+    std::vector<std::string> names;
+    bool one_type = true;
+    for (const yaml::LeftOut& host : hosts) {
+      if (!same_why(host)) continue;
+      names.push_back(yaml::printable(host.host));
+      one_type = one_type && host.type == hosts[i].type;
+    }
+    text += title + yaml::listing(names, names.size()) +
+            (one_type ? " (" + yaml::printable(hosts[i].type) + ")" : "") + ": " + why + "\n";
   }
   return text;
 }
 
-namespace {
-
 // The stages with their costs, a row each.
-std::string stage_table(const Report& report, std::size_t room) {
+std::string stage_table(const Answer& answer, std::size_t room) {
   using Align = Table::Align;
-  const Problem& problem = report.problem;
-  const Solution& solution = report.solution;
-  const std::size_t last = solution.stages.size() - 1;
-  const bool data = problem.data_host >= 0;
-  Table table({Align::kRight, Align::kLeft, Align::kLeft, Align::kLeft, Align::kRight, Align::kRight,
-               Align::kRight, Align::kRight, Align::kRight, Align::kRight},
-              {9, 5, 7, 2, 8, 6});
-  table.row({"stage", "host", "type", "layers", "compute, s", "link in, s", "link out, s", "bits out",
-             "memory, MB", "slack, s"});
-  for (std::size_t i = 0; i <= last; ++i) {
-    const Stage& stage = solution.stages[i];
-    const StageCost& cost = report.costs[i];
-    const Host& host = host_of(problem, stage);
-    table.row({std::to_string(i), yaml::printable(host.name), yaml::printable(type_of(problem, host).name),
-               layers_text(stage), microseconds_text(cost.busy_s()),
-               i > 0 || data ? microseconds_text(cost.link_in_s) : "-",
-               i < last || data ? microseconds_text(cost.link_out_s) : "-",
-               bits_behind(problem, stage) != 0 ? std::to_string(bits_behind(problem, stage)) : "-",
-               megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes),
-               microseconds_text(solution.bottleneck_s - cost.worst_s())});
+  const bool data = problem_of(answer).data_host >= 0;
+  const bool joint = answer.named.joint;
+  std::vector<Align> columns(joint ? 12 : 10, Align::kRight);
+  std::fill(columns.begin() + 1, columns.begin() + (joint ? 5 : 4), Align::kLeft);
+  Table table(columns, joint ? std::vector<std::size_t>{11, 6, 9, 2, 10, 7, 4, 8}
+                             : std::vector<std::size_t>{9, 5, 7, 2, 8, 6});
+  std::vector<std::string> head{"stage", "host", "type", "layers"};
+  if (joint) head.push_back("dtype");
+  head.insert(head.end(), {"compute, s", "link in, s", "link out, s", "bits out"});
+  if (joint) head.push_back("loss");
+  head.insert(head.end(), {"memory, MB", "slack, s"});
+  table.row(head);
+  for (std::size_t s = 0; s < answer.solution.stages.size(); ++s) {
+    const Stage& stage = answer.solution.stages[s];
+    const StageCost& cost = answer.costs.stages[s];
+    const int bits = bits_behind(answer, s);
+    std::vector<std::string> row{std::to_string(s), yaml::printable(host_name(answer, stage.host)),
+                                 yaml::printable(type_of(answer, stage).name),
+                                 std::to_string(stage.first + 1) + "-" + std::to_string(stage.last)};
+    if (joint) row.push_back(dtype_of(answer, stage));
+    row.push_back(microseconds_text(cost.busy_s()));
+    row.push_back(s > 0 || data ? microseconds_text(cost.link_in_s) : "-");
+    row.push_back(!is_last(answer, s) || data ? microseconds_text(cost.link_out_s) : "-");
+    row.push_back(bits != 0 ? std::to_string(bits) : "-");
+    if (joint) row.push_back(answer.named.losses_known() ? figure_text(cost.loss + cost.link_loss) : "-");
+    row.push_back(megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes));
+    row.push_back(microseconds_text(answer.solution.period_s - cost.worst_s()));
+    table.row(row);
   }
   return table.text(room);
 }
 
-std::string data_host_line(const Problem& problem, const Solution& solution) {
-  const Host& host = problem.hosts[static_cast<std::size_t>(problem.data_host)];
-  const DataSeconds data = data_seconds(problem, solution.stages);
-  const auto stage = std::find_if(solution.stages.begin(), solution.stages.end(),
-                                  [&](const Stage& one) { return one.host == problem.data_host; });
-  return "data host    " + yaml::printable(host.name) +
-         (data.feeding + data.collecting > 0
-              ? ": feeding takes " + seconds_text(data.feeding) + ", collecting " + seconds_text(data.collecting)
+std::string data_host_line(const Answer& answer) {
+  const std::vector<Stage>& stages = answer.solution.stages;
+  const int data_host = problem_of(answer).data_host;
+  const auto stage =
+      std::find_if(stages.begin(), stages.end(), [&](const Stage& one) { return one.host == data_host; });
+  const Costs& costs = answer.costs;
+  return "data host    " + yaml::printable(host_name(answer, data_host)) +
+         (costs.feeding_s + costs.collecting_s > 0
+              ? ": feeding takes " + seconds_text(costs.feeding_s) + ", collecting " +
+                    seconds_text(costs.collecting_s)
               : std::string(": its profile does not say what feeding and collecting take")) +
-         (stage == solution.stages.end()
-              ? std::string("; no stage is there")
-              : "; it runs stage " + std::to_string(stage - solution.stages.begin())) +
+         (stage == stages.end() ? std::string("; no stage is there")
+                                : "; it runs stage " + std::to_string(stage - stages.begin())) +
          "\n";
 }
 
-// Hosts that are unused for the same reason share a line.
-std::string unused_lines(const std::vector<yaml::LeftOut>& unused) {
-  std::string text;
-  for (std::size_t i = 0; i < unused.size(); ++i) {
-    const std::string& why = unused[i].why;
-    const auto same_why = [&](const yaml::LeftOut& host) { return host.why == why; };
-    if (std::any_of(unused.begin(), unused.begin() + static_cast<std::ptrdiff_t>(i), same_why)) continue;
-    std::vector<std::string> names;
-    bool one_type = true;
-    for (const yaml::LeftOut& host : unused) {
-      if (!same_why(host)) continue;
-      names.push_back(yaml::printable(host.host));
-      one_type = one_type && host.type == unused[i].type;
-    }
-    text += "unused       " + yaml::listing(names, names.size()) +
-            (one_type ? " (" + yaml::printable(unused[i].type) + ")" : "") + ": " + why + "\n";
+// "3.21 J an item: pi1 1.2, desk 2.01".
+std::string energy_words(const Answer& answer) {
+  const std::vector<Stage>& stages = answer.solution.stages;
+  std::vector<std::string> parts;
+  double rest = *answer.costs.joules;
+  const double size = answer.solution.batch_size;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const double joules = *answer.costs.stages[s].joules;
+    parts.push_back(yaml::printable(host_name(answer, stages[s].host)) + " " + figure_text(joules / size));
+    rest -= joules;
   }
-  return text;
+  const int data_host = problem_of(answer).data_host;
+  const auto on_data = [&](const Stage& stage) { return stage.host == data_host; };
+  if (data_host >= 0 && std::none_of(stages.begin(), stages.end(), on_data)) {
+    parts.push_back("the data host " + figure_text(rest / size));
+  }
+  return energy_text(*answer.costs.joules / size) + ": " + yaml::listing(parts, parts.size());
+}
+
+std::string bits_words(int bits) { return bits == 0 ? "uncompressed" : std::to_string(bits) + " bits"; }
+
+// What was chosen, and what is the next best instead.
+std::pair<std::string, std::string> choice_words(const Answer& answer, const NextBest& next) {
+  using Choice = NextBest::Choice;
+  const Problem& problem = problem_of(answer);
+  const std::string stage = std::to_string(next.stage);
+  std::string instead;
+  switch (next.choice) {
+    case Choice::kBatchSize:
+      if (next.feasible) instead = figure_text(next.batch_size);
+      return {"microbatches of " + figure_text(answer.solution.batch_size), instead};
+    case Choice::kDtype: return {"number type " + next.dtype, next.feasible ? "without it" : ""};
+    case Choice::kStageDtype:
+      if (next.feasible) instead = problem.setting(next.instead).dtype;
+      return {"stage " + stage + " in " + next.dtype, instead};
+    case Choice::kLinkBits:
+      if (next.feasible) instead = bits_words(problem.widths[at(next.instead)].bits);
+      return {"link after stage " + stage + ": " + bits_words(bits_behind(answer, at(next.stage))), instead};
+    case Choice::kHost: break;
+  }
+  return {"host " + yaml::printable(host_name(answer, next.host)), next.feasible ? "without it" : ""};
+}
+
+std::string next_best_line(const Answer& answer, const NextBest& next) {
+  const auto [choice, instead] = choice_words(answer, next);
+  if (!next.feasible) return choice + (next.planned_anew() ? "; no plan without it" : "; nothing else keeps the limits");
+  const bool rate = answer.options.objective == Objective::kThroughput;
+  const double today = answer.solution.objective;
+  return choice + "; next best: " + instead + (next.planned_anew() ? "" : ", all else as it is") + ": " +
+         objective_text(answer, next.objective) + ratio_text(rate ? today / next.objective : next.objective / today) +
+         (answer.named.losses_known() ? ", agreement " + agreement_text(answer, next.loss) : "");
+}
+
+std::string loss_why(const Answer& answer, const LossOfHost& one) {
+  if (one.loss.of_data_host) return "it reads the inputs and collects the outputs";
+  return one.why ? why_text(answer, *one.why, problem_of(answer).hosts.size() - 1) : undecided_text();
+}
+
+std::string effect_text(const Answer& answer, const LossOfHost& one) {
+  switch (one.loss.effect) {
+    case Loss::Effect::kNone: return "nothing changes, no stage is there";
+    case Loss::Effect::kEnds: return "ends the run: " + loss_why(answer, one);
+    case Loss::Effect::kUnknown: return "undecided: " + loss_why(answer, one);
+    case Loss::Effect::kContinues: break;
+  }
+  const Solution& after = one.loss.after;
+  const double ratio = after.items_per_s() / answer.solution.items_per_s();
+  return rate_text(after.items_per_s()) + (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
+         (answer.options.objective == Objective::kLatency ? ", at a latency of " + seconds_text(after.latency_s) : "") +
+         (after.status == Status::kOptimal ? "" : ", " + quality_text(after));
+}
+
+const char* effect_name(Loss::Effect effect) {
+  switch (effect) {
+    case Loss::Effect::kNone: return "none";
+    case Loss::Effect::kContinues: return "continues";
+    case Loss::Effect::kEnds: return "ends";
+    case Loss::Effect::kUnknown: break;
+  }
+  return "unknown";
+}
+
+const char* status_name(const Answer& answer, const Solution& solution) {
+  return answer.given ? "given" : solution.status == Status::kOptimal ? "optimal" : "bounded";
+}
+
+void write_stage(JsonWriter& json, const Answer& answer, std::size_t s) {
+  const Stage& stage = answer.solution.stages[s];
+  const StageCost& cost = answer.costs.stages[s];
+  const ProfileNotes& notes = type_of(answer, stage).notes;
+  json.open('{');
+  json.key("stage").value(static_cast<int>(s));
+  json.key("host").value(host_name(answer, stage.host));
+  json.key("type").value(type_of(answer, stage).name);
+  json.key("layers").pair(stage.first + 1, stage.last);
+  json.key("dtype").value(dtype_of(answer, stage));
+  json.key("quant_bits").value(bits_behind(answer, s));
+  json.key("compute_s").value(cost.compute_s);
+  json.key("data_s").value(cost.data_s);
+  json.key("link_in_s").value(cost.link_in_s);
+  json.key("link_out_s").value(cost.link_out_s);
+  json.key("loss").value(cost.loss);
+  json.key("link_loss").value(cost.link_loss);
+  if (cost.joules) json.key("joules").value(*cost.joules);
+  json.key("mem_bytes").value(cost.mem_bytes);
+  json.key("mem_available_bytes").value(cost.mem_available_bytes);
+  json.key("slack_s").value(answer.solution.period_s - cost.worst_s());
+  if (notes.threads > 0) json.key("threads").value(notes.threads);
+  if (!notes.kernels.empty()) json.key("kernels").value(notes.kernels);
+  json.key("tokens").numbers(notes.tokens);
+  json.close('}');
+}
+
+void write_bottleneck(JsonWriter& json, const Answer& answer) {
+  const Bottleneck worst = find_bottleneck(answer);
+  const auto stage_or_data = [&](const char* key, int stage) {
+    json.key(key);
+    stage == Bottleneck::kDataHost ? json.value("data host") : json.value(stage);
+  };
+  json.key("bottleneck").open('{');
+  json.key("kind").value(worst.kind);
+  stage_or_data("stage", worst.stage);
+  if (worst.kind == std::string("link")) stage_or_data("to_stage", worst.to);
+  json.key("seconds").value(worst.seconds);
+  json.key("words").value(bottleneck_words(answer));
+  json.close('}');
+}
+
+void write_what_if(JsonWriter& json, const Answer& answer, const WhatIf& one) {
+  const bool feasible = !one.solution.stages.empty();
+  json.open('{');
+  json.key("change").value(one.text);
+  json.key("feasible").value(feasible);
+  if (feasible) {
+    json.key("status").value(status_name(answer, one.solution));
+    json.key("bottleneck_s").value(one.solution.period_s);
+    json.key("throughput_items_per_s").value(one.solution.items_per_s());
+    json.key("latency_s").value(one.solution.latency_s);
+    json.key("lower_bound_s").value(reported(answer, one.solution.lower_bound, one.solution));
+    json.key("gap").value(one.solution.gap());
+  } else {
+    json.key("why").value(one.why ? why_text(answer, *one.why, problem_of(answer).hosts.size()) : undecided_text());
+  }
+  json.close('}');
+}
+
+void write_loss(JsonWriter& json, const Answer& answer, const LossOfHost& one) {
+  const Loss& loss = one.loss;
+  json.open('{');
+  json.key("host").value(host_name(answer, loss.host));
+  json.key("type").value(type_name(answer, loss.host));
+  json.key("effect").value(effect_name(loss.effect));
+  if (loss.effect == Loss::Effect::kContinues) {
+    json.key("bottleneck_s").value(loss.after.period_s);
+    json.key("throughput_items_per_s").value(loss.after.items_per_s());
+    json.key("throughput_ratio").value(loss.after.items_per_s() / answer.solution.items_per_s());
+    json.key("latency_s").value(loss.after.latency_s);
+    json.key("gap").value(loss.after.gap());
+  } else if (loss.effect != Loss::Effect::kNone) {
+    json.key("why").value(loss_why(answer, one));
+  }
+  json.close('}');
+}
+
+void write_next_best(JsonWriter& json, const Answer& answer, const NextBest& next) {
+  const auto [choice, instead] = choice_words(answer, next);
+  json.open('{').key("choice").value(choice).key("instead").value(instead).key("feasible").value(next.feasible);
+  json.key(by_energy(answer) ? "objective_j" : "objective_s").value(next.objective);
+  json.key("loss").value(next.loss).key("planned_anew").value(next.planned_anew()).close('}');
+}
+
+void write_report(JsonWriter& json, const Answer& answer) {
+  const Solution& solution = answer.solution;
+  const bool energy = by_energy(answer);
+  json.open('{');
+  json.key("model").value(answer.named.model);
+  json.key("layers").value(problem_of(answer).layers());
+  json.key("batch_size").value(solution.batch_size);
+  if (!answer.named.joint) json.key("dtype").value(answer.named.dtype);
+  json.key("objective").value(objective_name(answer));
+  json.key("status").value(status_name(answer, solution));
+  json.key("schedule").open('[');
+  for (std::size_t s = 0; s < solution.stages.size(); ++s) write_stage(json, answer, s);
+  json.close(']');
+  write_bottleneck(json, answer);
+  json.key("feed_s").value(answer.costs.feeding_s);
+  json.key("collect_s").value(answer.costs.collecting_s);
+  json.key("bottleneck_s").value(solution.period_s);
+  json.key("throughput_items_per_s").value(solution.items_per_s());
+  json.key("latency_s").value(solution.latency_s);
+  json.key("loss").value(solution.loss);
+  json.key("max_loss").value(problem_of(answer).max_loss);
+  json.key("losses_known").value(answer.named.losses_known());
+  if (answer.costs.joules) json.key("joules_per_item").value(*answer.costs.joules / solution.batch_size);
+  if (answer.given) {
+    json.key("fits").value(answer.costs.fits());
+  } else {
+    json.key(energy ? "objective_j" : "objective_s").value(reported(answer, solution.objective, solution));
+    json.key(energy ? "lower_bound_j" : "lower_bound_s").value(reported(answer, solution.lower_bound, solution));
+    json.key("gap").value(solution.gap());
+    json.key("elapsed_s").value(solution.elapsed_s);
+  }
+  write_left_out(json, "unused_hosts", unused_hosts(answer));
+  write_texts(json, "warnings", answer.named.warnings);
+  json.key("what_if").open('[');
+  for (const WhatIf& one : answer.what_ifs) write_what_if(json, answer, one);
+  json.close(']');
+  if (answer.losses) {
+    json.key("losses").open('[');
+    for (const LossOfHost& one : *answer.losses) write_loss(json, answer, one);
+    json.close(']');
+  }
+  json.key("next_best").open('[');
+  for (const NextBest& next : answer.next_best) write_next_best(json, answer, next);
+  json.close(']');
+  json.close('}');
 }
 
 }  // namespace
+
+std::string schedule_yaml(const Answer& answer) {
+  std::string text;
+  if (answer.named.joint) {
+    const std::string size = figure_text(answer.solution.batch_size);
+    text = "# microbatches of " + size + ": runtime.py -u " + size + "\n";
+  }
+  for (std::size_t s = 0; s < answer.solution.stages.size(); ++s) {
+    const Stage& stage = answer.solution.stages[s];
+    text += "- " + yaml_name(host_name(answer, stage.host)) + ": [" + std::to_string(stage.first + 1) + ", " +
+            std::to_string(stage.last) + "]\n";
+    const int bits = bits_behind(answer, s);
+    if (bits != 0) text += "  quant_bits: " + std::to_string(bits) + "\n";
+    const std::string& dtype = dtype_of(answer, stage);
+    if (answer.named.joint && dtype != "float32" && !dtype.empty()) text += "  dtype: " + dtype + "\n";
+  }
+  return text;
+}
 
 std::string in_one_line(const std::string& schedule) {
   std::string text;
@@ -365,147 +539,105 @@ std::string in_one_line(const std::string& schedule) {
   return text;
 }
 
-std::string explanation(const Report& report, std::size_t room) {
-  const Problem& problem = report.problem;
-  const Solution& solution = report.solution;
-  std::string text = yaml::printable(report.model) + ": " + std::to_string(problem.model.layers()) +
-                     (problem.model.layers() == 1 ? " layer" : " layers") + ", microbatches of " +
-                     std::to_string(static_cast<long long>(problem.batch_size)) + ", " + report.dtype +
-                     ", for " + objective_name(report.objective) + "\n" + stage_table(report, room);
-  if (problem.data_host >= 0) text += data_host_line(problem, solution);
-  text += "bottleneck   " + report.bottleneck.words + "\n";
-  text += "throughput   " + rate_text(report.items_per_s()) + "\n";
-  text +=
-      "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
-  text += "lower bound  " + seconds_text(solution.lower_bound) + " on the " +
-          (report.objective == Objective::kLatency ? "latency" : "bottleneck") + ", gap " +
-          percent_text(solution.gap()) + ": " + quality_text(solution) + "\n";
-  text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
-  return text + unused_lines(report.unused);
-}
+std::string throughput_text(const Answer& answer) { return rate_text(answer.solution.items_per_s()); }
 
-std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
-                         const Solution& today, double items_per_s_today) {
-  const bool latency = objective == Objective::kLatency;
-  const auto figure = [&](double rate, const Solution& solution) {
-    return latency ? rate_text(rate) + " at a latency of " + seconds_text(solution.latency_s)
-                   : rate_text(rate);
-  };
-  std::string line = "what if " + yaml::printable(what_if.text, 400) + ": ";
-  line += what_if.feasible ? figure(what_if.items_per_s, what_if.solution) : "no feasible schedule";
-  line += ", today " + (feasible_today ? figure(items_per_s_today, today) : std::string("none"));
-  if (what_if.feasible && feasible_today) {
-    const double ratio =
-        latency ? what_if.solution.latency_s / today.latency_s : what_if.items_per_s / items_per_s_today;
-    if (std::isfinite(ratio))
-      line += std::string(" (") + (ratio >= 1 ? "+" : "") + percent_text(ratio - 1) + ")";
-    if (what_if.solution.status != Status::kOptimal) line += ", " + quality_text(what_if.solution);
+std::string explanation(const Answer& answer, std::size_t room) {
+  const Problem& problem = problem_of(answer);
+  const Solution& solution = answer.solution;
+  const bool joint = answer.named.joint;
+  const std::string how = answer.given ? "as given" : std::string("for ") + objective_name(answer);
+  std::string text = yaml::printable(answer.named.model) + ": " + std::to_string(problem.layers()) +
+                     (problem.layers() == 1 ? " layer" : " layers");
+  text += joint ? (answer.given ? ", " : ", planned jointly ") + how + "\n"
+                : ", microbatches of " + std::to_string(static_cast<long long>(solution.batch_size)) + ", " +
+                      answer.named.dtype + ", " + how + "\n";
+  text += stage_table(answer, room);
+  if (joint) text += "microbatch   " + figure_text(solution.batch_size) + " items\n";
+  if (problem.data_host >= 0) text += data_host_line(answer);
+  text += "bottleneck   " + bottleneck_words(answer) + "\n";
+  text += "throughput   " + rate_text(solution.items_per_s()) + "\n";
+  text += "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
+  if (joint) {
+    text += "agreement    " + agreement_text(answer, solution.loss) + " expected" +
+            (answer.named.losses_known() ? ", at least " + figure_text(1 - problem.max_loss) + " wanted" : "") + "\n";
   }
-  if (!what_if.feasible && !what_if.why.empty()) line += ": " + what_if.why;
-  return line;
+  if (answer.costs.joules) text += "energy       " + energy_words(answer) + "\n";
+  if (answer.given) return text + (answer.costs.fits() ? "" : "memory       not enough: a stage does not fit\n");
+  text += "lower bound  " + bound_text(answer) + ", gap " + percent_text(solution.gap()) + ": " +
+          quality_text(solution) + "\n";
+  text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
+  for (const NextBest& next : answer.next_best) text += "chosen       " + next_best_line(answer, next) + "\n";
+  return text + grouped("unused       ", unused_hosts(answer));
 }
 
-std::string no_schedule_json(Status status) {
+std::string losses_text(const Answer& answer) {
+  std::vector<yaml::LeftOut> lines;
+  for (const LossOfHost& one : *answer.losses) {
+    lines.push_back({host_name(answer, one.loss.host), type_name(answer, one.loss.host), effect_text(answer, one)});
+  }
+  return grouped("loss of      ", lines);
+}
+
+std::string what_if_line(const Answer& answer, const WhatIf& what_if) {
+  const bool latency = answer.options.objective == Objective::kLatency;
+  const auto figure = [&](const Solution& solution) {
+    return rate_text(solution.items_per_s()) +
+           (latency ? " at a latency of " + seconds_text(solution.latency_s) : std::string());
+  };
+  const Solution& today = answer.solution;
+  const Solution& then = what_if.solution;
+  const bool feasible = !then.stages.empty();
+  std::string line = "what if " + yaml::printable(what_if.text, 400) + ": ";
+  line += feasible ? figure(then) : "no feasible schedule";
+  line += ", today " + (answer.found() ? figure(today) : std::string("none"));
+  if (feasible && answer.found()) {
+    line += ratio_text(latency ? then.latency_s / today.latency_s : then.items_per_s() / today.items_per_s());
+    if (then.status != Status::kOptimal) line += ", " + quality_text(then);
+  }
+  if (feasible) return line;
+  return line + ": " + (what_if.why ? why_text(answer, *what_if.why, problem_of(answer).hosts.size()) : undecided_text());
+}
+
+std::string report_json(const Answer& answer) {
   JsonWriter json;
-  json.open('{');
-  json.key("status").value(status == Status::kInfeasible ? "infeasible" : "unknown");
-  json.close('}');
+  write_report(json, answer);
   return json.text();
 }
 
-std::string report_json(const Report& report, const std::vector<std::string>& warnings,
-                        const Questions& questions) {
-  const Problem& problem = report.problem;
-  const Solution& solution = report.solution;
-  const DataSeconds data = data_seconds(problem, solution.stages);
+std::string reports_json(const std::vector<Answer>& answers) {
   JsonWriter json;
-  const auto stage_or_data = [&](int stage) {
-    if (stage == Bottleneck::kDataHost) {
-      json.value("data host");
-    } else {
-      json.value(stage);
-    }
-  };
-  const auto status = [](const Solution& of) {
-    return of.status == Status::kOptimal ? "optimal" : "bounded";
-  };
+  json.open('{').key("plans").open('[');
+  for (const Answer& answer : answers) write_report(json, answer);
+  json.close(']').close('}');
+  return json.text();
+}
 
-  json.open('{');
-  json.key("model").value(report.model);
-  json.key("layers").value(problem.model.layers());
-  json.key("batch_size").value(problem.batch_size);
-  json.key("dtype").value(report.dtype);
-  json.key("objective").value(objective_name(report.objective));
-  json.key("status").value(status(solution));
-  json.key("schedule").open('[');
-  for (std::size_t i = 0; i < solution.stages.size(); ++i) {
-    const Stage& stage = solution.stages[i];
-    const StageCost& cost = report.costs[i];
-    const Host& host = host_of(problem, stage);
-    json.open('{');
-    json.key("stage").value(static_cast<int>(i));
-    json.key("host").value(host.name);
-    json.key("type").value(type_of(problem, host).name);
-    json.key("layers").pair(stage.first + 1, stage.last);
-    json.key("compute_s").value(cost.compute_s);
-    json.key("data_s").value(cost.data_s);
-    json.key("link_in_s").value(cost.link_in_s);
-    json.key("link_out_s").value(cost.link_out_s);
-    json.key("quant_bits").value(bits_behind(problem, stage));
-    json.key("mem_bytes").value(cost.mem_bytes);
-    json.key("mem_available_bytes").value(cost.mem_available_bytes);
-    json.key("slack_s").value(solution.bottleneck_s - cost.worst_s());
-    json.close('}');
+std::string stopped_line(const Answer& answer) {
+  const Solution& solution = answer.solution;
+  const double bound = reported(answer, solution.lower_bound, solution);
+  return "stopped after " + seconds_text(solution.elapsed_s) + ": gap " + percent_text(solution.gap()) +
+         ", the optimum is not below " + (by_energy(answer) ? energy_text(bound) : seconds_text(bound));
+}
+
+std::string refusal(const Answer& answer) {
+  const std::string what = answer.named.joint ? "plan" : "schedule";
+  if (const LossOfHost* fatal = answer.fatal()) {
+    const bool ends = fatal->loss.effect == Loss::Effect::kEnds;
+    return (ends ? "no " + what + " survives the loss of any one host: "
+                 : std::string("it is undecided whether the loss of any one host can be taken: ")) +
+           "without " + yaml::printable(host_name(answer, fatal->loss.host)) + ", " + loss_why(answer, *fatal) +
+           (ends ? "" : "; raise --time-limit");
   }
-  json.close(']');
-  json.key("bottleneck").open('{');
-  json.key("kind").value(bottleneck_kind(report.bottleneck.kind));
-  json.key("stage");
-  stage_or_data(report.bottleneck.stage);
-  if (report.bottleneck.kind == Bottleneck::Kind::kLink) {
-    json.key("to_stage");
-    stage_or_data(report.bottleneck.to);
-  }
-  json.key("seconds").value(report.bottleneck.seconds);
-  json.key("words").value(report.bottleneck.words);
-  json.close('}');
-  json.key("feed_s").value(data.feeding);
-  json.key("collect_s").value(data.collecting);
-  json.key("bottleneck_s").value(solution.bottleneck_s);
-  json.key("throughput_items_per_s").value(report.items_per_s());
-  json.key("latency_s").value(solution.latency_s);
-  json.key("lower_bound_s").value(solution.lower_bound);
-  json.key("gap").value(solution.gap());
-  json.key("elapsed_s").value(solution.elapsed_s);
-  json.key("unused_hosts").open('[');
-  for (const yaml::LeftOut& host : report.unused) {
-    json.open('{').key("host").value(host.host).key("type").value(host.type).key("why").value(host.why).close(
-        '}');
-  }
-  json.close(']');
-  json.key("warnings").open('[');
-  for (const std::string& warning : warnings) json.value(warning);
-  json.close(']');
-  json.key("what_if").open('[');
-  for (const WhatIf& one : questions.what_ifs) {
-    json.open('{');
-    json.key("change").value(one.text);
-    json.key("feasible").value(one.feasible);
-    if (one.feasible) {
-      json.key("status").value(status(one.solution));
-      json.key("bottleneck_s").value(one.solution.bottleneck_s);
-      json.key("throughput_items_per_s").value(one.items_per_s);
-      json.key("latency_s").value(one.solution.latency_s);
-      json.key("lower_bound_s").value(one.solution.lower_bound);
-      json.key("gap").value(one.solution.gap());
-    } else {
-      json.key("why").value(one.why);
-    }
-    json.close('}');
-  }
-  json.close(']');
-  if (questions.losses) write_losses(json, problem, *questions.losses, report.items_per_s());
-  json.close('}');
+  if (answer.why) return "no feasible " + what + ": " + why_text(answer, *answer.why, problem_of(answer).hosts.size());
+  return "no " + what + " was found within the time limit of " + seconds_text(answer.options.time_limit_s) +
+         ", and none could be ruled out; raise --time-limit";
+}
+
+std::string no_schedule_json(const Answer& answer) {
+  const LossOfHost* const fatal = answer.fatal();
+  const Status status = fatal != nullptr ? fatal->loss.after.status : answer.solution.status;
+  JsonWriter json;
+  json.open('{').key("status").value(status == Status::kInfeasible ? "infeasible" : "unknown").close('}');
   return json.text();
 }
 

@@ -1,72 +1,33 @@
-// Explanation of a schedule: its bottleneck, its bound, and the hosts it does not use, with reasons. Pure.
+// Answers in words, as YAML and as JSON. Pure: nothing is found out here.
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "../core/problem.hpp"
-#include "../yaml/assembly.hpp"
-#include "losses.hpp"
-#include "problem_json.hpp"
-#include "what_if.hpp"
+#include "answer.hpp"
 
 namespace pipeedge::cli {
 
-// The stage or link that determines the period of a schedule. Stages count from 0.
-struct Bottleneck {
-  enum class Kind { kCompute, kLink, kData };
-  static constexpr int kDataHost = -1;
-
-  Kind kind = Kind::kCompute;
-  int stage = 0;                       // stage that computes or sends; kDataHost for the inputs and for kData
-  int to = 0;                          // for a link, stage that receives; kDataHost for the outputs
-  double seconds = 0;
-  std::string words;                   // "stage 3 on rcc-0 computes 1.549 s"
-};
-
-struct Report {
-  std::string model;
-  std::string dtype;
-  Objective objective = Objective::kThroughput;
-  Problem problem;
-  Solution solution;
-  std::vector<StageCost> costs;        // costs of each stage
-  Bottleneck bottleneck;
-  std::vector<yaml::LeftOut> unused;   // in the order of the devices file, hosts without a profile last
-
-  double items_per_s() const;          // infinite if nothing takes time
-};
-
-// `problem` is that of `named`, with the bits of its links.
-Report make_report(const NamedProblem& named, const Problem& problem, Objective objective,
-                   const Solution& solution);
-
-// Explains why no schedule exists: a layer fits on no host, memory is missing, or links cannot carry what
-// the memory would allow.
-std::string why_infeasible(const Problem& problem);
-
-// "proven optimal", or a bound on the distance of the schedule from the optimum.
-std::string quality_text(const Solution& solution);
-
-std::string schedule_yaml(const Problem& problem, const std::vector<Stage>& stages);
-// The same, or a joint plan, for a sentence: "mb-0: [1, 24], rcc-0: [25, 48]".
+std::string schedule_yaml(const Answer& answer);
+// The same for a sentence: "mb-0: [1, 24], rcc-0: [25, 48]".
 std::string in_one_line(const std::string& schedule);
-std::string explanation(const Report& report, std::size_t room = 0);
+// The stages with their costs, the bottleneck, the bound, and the hosts that are not used. The table leaves columns out
+// if it would be wider than `room` characters, unless that is 0.
+std::string explanation(const Answer& answer, std::size_t room = 0);
+// How many items a second a plan has: "5.165 items/s".
+std::string throughput_text(const Answer& answer);
+// One line for each kind of loss.
+std::string losses_text(const Answer& answer);
+std::string what_if_line(const Answer& answer, const WhatIf& what_if);
+std::string report_json(const Answer& answer);
+// Several plans that were given.
+std::string reports_json(const std::vector<Answer>& answers);
 
-std::string what_if_line(const WhatIf& what_if, Objective objective, bool feasible_today,
-                         const Solution& today, double items_per_s_today);
-
-// For programs, if there is no schedule: whether that is proven.
-std::string no_schedule_json(Status status);
-
-// What was asked besides the schedule.
-struct Questions {
-  std::vector<WhatIf> what_ifs;
-  std::optional<std::vector<Loss>> losses;   // if asked for
-};
-
-std::string report_json(const Report& report, const std::vector<std::string>& warnings, const Questions& questions);
+// "stopped after 10.002 s: gap 0.05 %, ...", if the plan is not proven to be the best.
+std::string stopped_line(const Answer& answer);
+// Why there is no plan, or the one that was found is refused.
+std::string refusal(const Answer& answer);
+// For programs, if there is no plan: whether that is proven.
+std::string no_schedule_json(const Answer& answer);
 
 }  // namespace pipeedge::cli

@@ -1,123 +1,170 @@
-// Costs of one problem and one schedule: what every other part must agree with.
+// Costs of one plan: what the search must agree with.
 #include "costs.hpp"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "links.hpp"
-
 namespace pipeedge {
 namespace {
 
-const DeviceType& type_of(const Problem& problem, int host) {
-  return problem.types[static_cast<std::size_t>(problem.hosts[static_cast<std::size_t>(host)].type)];
-}
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
 // Whether nothing crosses a link on the host where the model begins or ends.
-bool free_end(const Problem& problem, int host) {
-  return problem.data_host == -1 || problem.data_host == host;
-}
+bool free_end(const Problem& problem, int host) { return problem.data_host == -1 || problem.data_host == host; }
 
-// Throws std::invalid_argument unless the stages cover the layers in order, each on a host of its own.
-void check_schedule(const Problem& problem, const std::vector<Stage>& stages) {
-  const int layers = problem.model.layers();
+void check_plan(const Problem& problem, const std::vector<Stage>& stages) {
   const auto number = [](int value) { return std::to_string(value); };
   std::vector<char> taken(problem.hosts.size(), 0);
   int expected = 0;
   for (const Stage& stage : stages) {
-    const auto host = static_cast<std::size_t>(stage.host);
-    if (stage.host < 0 || host >= problem.hosts.size()) {
-      throw std::invalid_argument("a stage runs on host number " + number(stage.host) + ", there are " +
-                                  std::to_string(problem.hosts.size()));
+    if (stage.host < 0 || stage.host >= problem.host_count()) {
+      fail("a stage runs on host number " + number(stage.host) + ", there are " + number(problem.host_count()));
     }
-    if (stage.first != expected || stage.last <= stage.first || stage.last > layers) {
-      throw std::invalid_argument("stages must follow one another: layer " + number(expected + 1) +
-                                  " should come next, not [" + number(stage.first + 1) + ", " +
-                                  number(stage.last) + "]");
+    const std::string& name = problem.hosts[at(stage.host)];
+    if (stage.setting < 0 || at(stage.setting) >= problem.settings.size()) fail("a stage has no such setting");
+    if (problem.setting(stage.setting).batch_size != problem.setting(stages.front().setting).batch_size) {
+      fail("the stages have different microbatch sizes");
     }
-    if (std::exchange(taken[host], 1) != 0) {
-      const std::string& name = problem.hosts[host].name;
-      throw std::invalid_argument("host " + (name.empty() ? "number " + number(stage.host) : "'" + name + "'") +
-                                  " serves more than one stage");
+    if (problem.setting(stage.setting).type(stage.host) == nullptr) {
+      fail("host '" + name + "' has no profile for its stage");
     }
+    if (stage.first != expected || stage.last <= stage.first || stage.last > problem.layers()) {
+      fail("stages must follow one another: layer " + number(expected + 1) + " should come next, not [" +
+           number(stage.first + 1) + ", " + number(stage.last) + "]");
+    }
+    if (std::exchange(taken[at(stage.host)], 1) != 0) fail("host '" + name + "' serves more than one stage");
     expected = stage.last;
+    const bool ends = stage.last == problem.layers();
+    if (!ends && (stage.width < 0 || at(stage.width) >= problem.widths.size())) fail("a link has no such width");
   }
-  if (expected != layers) throw std::invalid_argument("layer " + number(expected + 1) + " is in no stage");
+  if (expected != problem.layers()) fail("layer " + number(expected + 1) + " is in no stage");
+}
+
+// The energy of a plan, if the watts of all hosts that are on are known; the period has to be.
+void add_joules(const Problem& problem, const DataHost& data, const std::vector<Stage>& stages, Costs& costs) {
+  bool known = data.busy_w >= 0;
+  // Its links belong to the data host, whether it has a stage or not.
+  const double own = data.joules(costs.period_s) + data.link_joules(stages.front().host != problem.data_host,
+                                                                    stages.back().host != problem.data_host);
+  double sum = own;
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const DeviceType& type = *problem.setting(stages[s].setting).type(stages[s].host);
+    StageCost& cost = costs.stages[s];
+    const bool on_data = stages[s].host == problem.data_host;
+    if (type.busy_w < 0 || (on_data && data.busy_w < 0)) {
+      known = false;
+      continue;
+    }
+    const double computing = busy_joules(type, cost.compute_s);
+    cost.joules = computing + (on_data ? own : type.idle_w * costs.period_s);
+    sum += on_data ? computing : *cost.joules;
+  }
+  if (known) costs.joules = sum;
 }
 
 }  // namespace
 
-double StageCost::worst_s() const { return std::max({busy_s(), link_in_s, link_out_s}); }
+bool Costs::fits() const {
+  return std::all_of(stages.begin(), stages.end(),
+                     [](const StageCost& cost) { return cost.mem_bytes <= loosened(cost.mem_available_bytes); });
+}
 
 const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type) {
   return type.weight_bytes.empty() ? problem.model.mem_bytes : type.weight_bytes;
 }
 
-DataWork data_work(const Problem& problem) {
-  if (problem.data_host == -1) return {};
-  const DeviceType& type = type_of(problem, problem.data_host);
-  return {type.feed_s, type.collect_s, type.feed_s + type.collect_s, type.input_send_s, type.output_receive_s};
+double layer_bytes(const Problem& problem, const Setting& setting, const DeviceType& type, int layer) {
+  GrowingStage stage(problem, type, layer);
+  stage.add_layer();
+  return stage.held_bytes() + setting.buffers_in * cut_bytes(problem, setting, layer) +
+         setting.buffers_out * cut_bytes(problem, setting, layer + 1);
 }
 
-double bottleneck_seconds(const Problem& problem, const std::vector<Stage>& stages,
-                          const std::vector<StageCost>& costs) {
-  const DataWork data = data_work(problem);
-  double worst = std::max(data.feeding_s(stages.front().host != problem.data_host),
-                          data.collecting_s(stages.back().host != problem.data_host));
-  for (const StageCost& cost : costs) worst = std::max(worst, cost.worst_s());
-  return worst;
+double stage_loss(const DeviceType& type, int first, int last) {
+  double sum = 0;
+  for (int l = first; l < last && !type.loss.empty(); ++l) sum += type.loss[at(l)];
+  return sum;
 }
 
-double receive_seconds(const Problem& problem, int host, int cut) {
-  const std::vector<double>& seconds = type_of(problem, host).receive_s;
-  if (seconds.empty() || cut == problem.model.layers() || (cut == 0 && free_end(problem, host))) return 0;
-  return seconds[static_cast<std::size_t>(cut)];
+double receive_seconds(const Problem& problem, const DeviceType& type, int host, int cut) {
+  if (type.receive_s.empty() || cut == problem.layers() || (cut == 0 && free_end(problem, host))) return 0;
+  return type.receive_s[at(cut)];
 }
 
-double send_seconds(const Problem& problem, int host, int cut) {
-  const std::vector<double>& seconds = type_of(problem, host).send_s;
-  if (seconds.empty() || cut == 0 || (cut == problem.model.layers() && free_end(problem, host))) return 0;
-  return seconds[static_cast<std::size_t>(cut - 1)];
+double send_seconds(const Problem& problem, const DeviceType& type, int host, int cut) {
+  if (type.send_s.empty() || cut == 0 || (cut == problem.layers() && free_end(problem, host))) return 0;
+  return type.send_s[at(cut - 1)];
 }
 
-double activation_bytes(const DeviceType& type, int first, int last) {
-  if (type.activation_bytes.empty()) return 0;
-  return *std::max_element(type.activation_bytes.begin() + first, type.activation_bytes.begin() + last);
+DataHost data_host_of(const Problem& problem, double batch_size) {
+  DataHost data;
+  const auto raise = [](double& most, double value) { most = std::max(most, value); };
+  for (const Setting& setting : problem.settings) {
+    if (setting.batch_size != batch_size || problem.data_host == -1) continue;
+    const DeviceType* const type = setting.type(problem.data_host);
+    if (type == nullptr) continue;
+    raise(data.feed_s, type->feed_s);
+    raise(data.collect_s, type->collect_s);
+    raise(data.both_s, type->feed_s + type->collect_s);
+    raise(data.input_send_s, type->input_send_s);
+    raise(data.output_receive_s, type->output_receive_s);
+    data.busy_w = data.busy_w < 0 || type->busy_w < 0 ? -1 : std::max(data.busy_w, type->busy_w);
+    data.idle_w = type->idle_w;
+  }
+  return data;
 }
 
-double latency_seconds(const std::vector<StageCost>& costs) {
-  double seconds = 0;
-  for (const StageCost& cost : costs) seconds += cost.link_in_s + cost.compute_s;
-  return costs.empty() ? 0 : seconds + costs.back().link_out_s;
+Costs evaluate(const Problem& problem, const std::vector<Stage>& stages) {
+  return evaluate(problem, LinkTable(problem), stages);
 }
 
-std::vector<StageCost> evaluate(const Problem& problem, const std::vector<Stage>& stages) {
-  check_schedule(problem, stages);
-  const LinkTable links(problem);
-  const DataWork data = data_work(problem);
-  std::vector<StageCost> costs;
-  costs.reserve(stages.size());
+Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages) {
+  check_plan(problem, stages);
+  const DataHost data = data_host_of(problem, problem.setting(stages.front().setting).batch_size);
+  Costs costs;
+  costs.stages.reserve(stages.size());
+  costs.feeding_s = data.feeding_s(stages.front().host != problem.data_host);
+  costs.collecting_s = data.collecting_s(stages.back().host != problem.data_host);
+  costs.period_s = std::max(costs.feeding_s, costs.collecting_s);
   for (std::size_t s = 0; s < stages.size(); ++s) {
     const Stage& stage = stages[s];
-    const DeviceType& type = links.type_of(stage.host);
+    const Setting& setting = problem.setting(stage.setting);
+    const DeviceType& type = *setting.type(stage.host);
     GrowingStage layers(problem, type, stage.first);
     while (layers.last() < stage.last) layers.add_layer();
+
     StageCost cost;
-    cost.compute_s = layers.seconds(receive_seconds(problem, stage.host, stage.first),
-                                    send_seconds(problem, stage.host, stage.last));
-    if (stage.host == problem.data_host) {
-      cost.data_s = data.total_s(stage.first > 0, stage.last < problem.model.layers());
-    }
-    cost.mem_bytes = layers.held_bytes() + buffer_bytes(problem, stage.first, stage.last);
+    cost.loss = stage_loss(type, stage.first, stage.last);
+    cost.compute_s = layers.seconds(receive_seconds(problem, type, stage.host, stage.first),
+                                    send_seconds(problem, type, stage.host, stage.last));
+    if (stage.host == problem.data_host) cost.data_s = data.total_s(stage.first > 0, stage.last < problem.layers());
+    const Setting& before = s == 0 ? setting : problem.setting(stages[s - 1].setting);
+    cost.mem_bytes = layers.held_bytes() + (setting.buffers_in * cut_bytes(problem, before, stage.first) +
+                                            setting.buffers_out * cut_bytes(problem, setting, stage.last));
     cost.mem_available_bytes = type.mem_bytes;
-    const int before = s > 0 ? stages[s - 1].host : problem.data_host;
-    const int after = s + 1 < stages.size() ? stages[s + 1].host : problem.data_host;
-    if (before != -1) cost.link_in_s = links.seconds(before, stage.host, link_bytes(problem, stage.first));
-    if (after != -1) cost.link_out_s = links.seconds(stage.host, after, link_bytes(problem, stage.last));
-    costs.push_back(cost);
+    if (s > 0) {
+      cost.link_in_s = costs.stages.back().link_out_s;
+    } else if (problem.data_host != -1) {
+      cost.link_in_s = links.seconds(problem.data_host, stage.host, cut_bytes(problem, setting, 0));
+    }
+    if (s + 1 < stages.size()) {
+      const Width& width = problem.widths[at(stage.width)];
+      const int bits = useful(setting, width.bits) ? width.bits : 0;
+      cost.link_out_s = links.seconds(stage.host, stages[s + 1].host, link_bytes(problem, setting, bits, stage.last));
+      cost.link_loss = width.loss_at(stage.last);
+    } else if (problem.data_host != -1) {
+      cost.link_out_s = links.seconds(stage.host, problem.data_host, cut_bytes(problem, setting, stage.last));
+    }
+    costs.period_s = std::max(costs.period_s, cost.worst_s());
+    costs.latency_s += cost.link_in_s + cost.compute_s;
+    costs.loss += cost.loss + cost.link_loss;
+    costs.stages.push_back(cost);
   }
+  costs.latency_s += costs.stages.back().link_out_s;
+  add_joules(problem, data, stages, costs);
   return costs;
 }
 

@@ -3,15 +3,13 @@
 
 #include <cstdint>
 
-#include "network.hpp"
-
 namespace pipeedge {
 
 struct Effort {
   int width;                      // labels that a search keeps at a cut
   std::int64_t work;
   double precision;               // of the prices
-  double resolution;              // bottlenecks closer than this, relatively, are not told apart
+  double resolution;              // objectives closer than this, relatively, are not told apart
 };
 
 // From a first impression to all that a patient user would wait for.
@@ -23,9 +21,8 @@ constexpr Effort kEfforts[] = {
     {200'000, 400'000'000'000, 1e-6, 0},
 };
 constexpr Effort kTieEffort = {2'000, 25'000'000, 1e-6, 0};
+constexpr Effort kLossyTieEffort = {60, 2'000'000, 1e-3, 0};  // where loss counts, too, ties are many and long to break
+constexpr Effort kGlance = {6, 200'000'000, 1e-2, 0};
 constexpr int kNarrow = 12;       // width of a search that is only a first try
-
-// Rounds of pricing after which more are not worth their time.
-inline int max_rounds(const Network& network) { return 200 + 5 * network.resources(); }
 
 }  // namespace pipeedge

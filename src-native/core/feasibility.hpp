@@ -1,11 +1,11 @@
-// One question: is there a schedule with at most this bottleneck and number of stages?
+// Two questions about a network: is there a plan within its limits, and which has the least of an amount?
 //
-// It is put to the prices first (prices.hpp), which may prove "no" or come across a "yes", then to the
-// label search (search.hpp), which answers exactly unless it had to drop labels. What stays open may be
-// asked again with more effort.
+// They are put to the prices first (prices.hpp), which may prove that there is none or come across one, then to the
+// label search (search.hpp), which answers exactly unless it had to drop labels. What stays open may be asked again
+// with more effort.
 #pragma once
 
-#include <vector>
+#include <optional>
 
 #include "clock.hpp"
 #include "effort.hpp"
@@ -19,35 +19,39 @@ enum class Answer { kYes, kNo, kOpen };
 struct Verdict {
   Answer answer = Answer::kOpen;
   Path path;
-  double next_bottleneck = kInfinity;  // after kNo: the optimum is at least this
-};
-
-// Prices that were good for the last network, by class: a first guess for one like it.
-class PriceMemory {
- public:
-  void remember(const Network& network, const Prices& prices);
-  const std::vector<double>* guess() const { return of_class_.empty() ? nullptr : &of_class_; }
-  // The remembered prices for a network, whose classes the last one had.
-  Prices prices_for(const Network& network) const;
-
- private:
-  std::vector<double> of_class_;
+  double next_period = kInfinity;      // after kNo: the period is at least this
 };
 
 class Feasibility {
  public:
   Feasibility(const Instance& instance, const Clock& clock) : instance_(instance), clock_(clock) {}
 
-  Verdict ask(double bottleneck, int stages, const Effort& effort);
-  Verdict ask(const Network& network, int stages, const Effort& effort);
+  // `least`: an amount to be made as small as possible, as far as the effort goes; none: any plan will do.
+  Verdict ask(const Limits& limits, const Effort& effort, std::optional<Amount> least = std::nullopt);
+  Verdict ask(const Network& network, int max_stages, const Effort& effort,
+              std::optional<Amount> least = std::nullopt);
 
  private:
-  void explore(const Network& network, const Prices& bounding, int stages, bool narrow, const Effort& effort,
-               Verdict& verdict) const;
+  void explore(const Network& network, Pricer& pricer, int max_stages, std::optional<Amount> least, bool narrow,
+               const Effort& effort, Verdict& verdict) const;
 
   const Instance& instance_;
   const Clock& clock_;
   PriceMemory memory_;
 };
+
+struct Least {
+  std::optional<Path> better;          // with less of the amount than `most`, if one was found
+  double bound = 0;                    // no plan in the network has less than this, or none has less than `most`
+  bool exact = false;                  // none has less than `better` or, without one, than `most`
+  Prices prices;
+};
+
+// The plan of a network with the least of an amount, and less than `most`. `known` is one to start from.
+Least find_least(const Network& network, Amount amount, const KnownPlan& known, double most, int max_stages,
+                 const Effort& effort, const Clock& clock, int max_rounds);
+
+// Rounds of pricing after which more are not worth their time.
+inline int max_rounds(const Network& network) { return 200 + 5 * network.resources(); }
 
 }  // namespace pipeedge

@@ -1,59 +1,81 @@
-// The best schedule so far, and the bounds between which the optimum lies:
+// What the search knows: the best plan so far and, for each microbatch size, a bound for all others.
 //
-//   0 ... low | proven: no schedule is better | ? | high = the best schedule found ...
+//   0 ... low | proven: no plan is better | ? | value of the best plan found ...
+//
+// Values are those of the objective: seconds an item, seconds of latency, or joules an item.
 #pragma once
 
-#include <utility>
+#include <memory>
 #include <vector>
 
+#include "clock.hpp"
+#include "feasibility.hpp"
 #include "instance.hpp"
-#include "network.hpp"
 
 namespace pipeedge {
 
-struct Costs {
-  double bottleneck_s = 0;
-  double latency_s = 0;
+struct Plan {
+  std::vector<Stage> stages;
+  Costs costs;
+  double value = kInfinity;
 
-  double of(Objective objective) const {
-    return objective == Objective::kThroughput ? bottleneck_s : latency_s;
-  }
+  int size() const { return static_cast<int>(stages.size()); }
 };
 
-// A path within the capacities as a schedule: hosts of a class in the order of the devices file.
-std::vector<Stage> stages_of(const Instance& instance, const Path& path);
-Costs costs_of(const Instance& instance, const Path& path);
-bool uses_data_host(const Instance& instance, const Path& path);
+struct Size {
+  Size(const Problem& problem, const LinkTable& links, double batch, const Clock& clock)
+      : batch_size(batch), instance(problem, links, batch), feasibility(instance, clock) {}
+
+  double batch_size;
+  Instance instance;
+  Feasibility feasibility;
+  double low = 0;                      // no plan of this microbatch size has a smaller value
+  Plan known;                          // the best of this size, if there is any
+};
 
 class Incumbent {
  public:
-  Incumbent(const Instance& instance, Objective objective) : instance_(instance), objective_(objective) {}
+  Incumbent(const Problem& problem, const Options& options);
 
-  double low() const { return low_; }
-  double high() const { return high_; }
-  // Equal up to rounding, the schedule is the optimum.
-  bool proven() const { return high_ <= loosened(low_); }
-  const Path& path() const { return path_; }
-  int size() const { return static_cast<int>(path_.size()); }
-  Costs costs() const { return costs_of(instance_, path_); }
-  bool on_data_host() const { return uses_data_host(instance_, path_); }
+  const Problem& problem() const { return problem_; }
+  const Options& options() const { return options_; }
+  const Clock& clock() const { return clock_; }
+  int sizes() const { return static_cast<int>(sizes_.size()); }
+  Size& size(int s) { return *sizes_[static_cast<std::size_t>(s)]; }
+  const Size& size(int s) const { return *sizes_[static_cast<std::size_t>(s)]; }
 
-  // Keeps a schedule if it is better.
-  void improve(Path path);
-  // Takes a schedule that is as good but preferred.
-  void prefer(Path path) { path_ = std::move(path); }
-  // Nothing below `bound` is possible.
-  void raise_low(double bound);
-  void set_low(double bound) { low_ = bound; }
-  // The best schedule is the optimum.
-  void close() { low_ = high_; }
+  const Plan& best() const { return best_; }
+  int best_size() const { return best_size_; }     // -1: there is no plan yet
+  bool on_data_host() const;
+  // Whether no plan of a microbatch size is better than the best.
+  bool closed(int s) const { return size(s).low >= just_below(best_.value); }
+  bool proven() const;
+  double low() const;                              // of all sizes
+
+  // Keeps a plan if it is better than the best of its size; returns whether it is better than all.
+  bool improve(int s, const Path& path);
+  // Takes a plan that is as good as the best but preferred.
+  void prefer(const Path& path);
+  // Gives each link of the best plan the most bits with which nothing but the latency grows.
+  void widen_links();
+  void raise_low(int s, double bound);
+
+  // The limits that the request sets.
+  Limits limits() const;
+  Costs costs_of(const std::vector<Stage>& stages) const { return evaluate(problem_, links_, stages); }
+  // A plan of a size, for the linear programme.
+  KnownPlan known(int s, const Plan& plan, const Score& score = {}) const;
 
  private:
-  const Instance& instance_;
-  const Objective objective_;
-  double low_ = 0;
-  double high_ = kInfinity;
-  Path path_;
+  double value_of(const Costs& costs, double batch_size) const;
+
+  const Problem& problem_;
+  const Options& options_;
+  const Clock clock_;
+  const LinkTable links_;
+  std::vector<std::unique_ptr<Size>> sizes_;
+  Plan best_;
+  int best_size_ = -1;
 };
 
 }  // namespace pipeedge

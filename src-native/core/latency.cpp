@@ -1,132 +1,144 @@
-// Prices and the label search bound and find latencies directly; the bottleneck is limited only to have few
-// stages to choose from at first, and to break ties.
-#include "latency.hpp"
-
+// The objective kLatency: prices and the label search bound and find latencies directly; the period is limited only to
+// have few stages to choose from at first, and to break ties.
 #include <algorithm>
 #include <limits>
-#include <optional>
 #include <utility>
 
-#include "cost_values.hpp"
-#include "effort.hpp"
-#include "feasibility.hpp"
-#include "prices.hpp"
+#include "objectives.hpp"
 #include "search.hpp"
 
 namespace pipeedge {
 namespace {
 
-constexpr Effort kGlance = {6, 200'000'000, 1e-2, 0};
-
 class LatencySearch {
  public:
-  LatencySearch(const Instance& instance, const Clock& clock, Incumbent& best)
-      : instance_(instance), clock_(clock), best_(best) {}
+  LatencySearch(Incumbent& incumbent, int s) : incumbent_(incumbent), s_(s), size_(incumbent.size(s)) {}
 
-  void run() {
-    // With the bottleneck limited there are few stages to choose from. Each limit yields a schedule that
-    // rules out most of the stages which the next one would add.
-    for (double limit = best_.costs().bottleneck_s; limit < best_.high() && !best_.proven(); limit *= 3) {
-      const Network network(instance_, limit, Purpose::kLatency, best_.high());
-      Prices prices;
-      quicken(network, kGlance, 30, prices);
-      if (clock_.expired()) return;
+  // With the period limited there are few stages to choose from. Each limit yields a plan that rules out most of the
+  // stages which the next one would add.
+  void glance() {
+    for (double limit = size_.known.costs.period_s; limit < best() && !done(); limit *= 3) {
+      const Network network = within(limit);
+      find(network, kGlance, 30);
     }
-    for (const Effort& effort : kEfforts) {
-      const Network network(instance_, kInfinity, Purpose::kLatency, best_.high());
-      Prices prices;
-      best_.raise_low(quicken(network, effort, max_rounds(network), prices));
-      if (best_.proven() && !clock_.expired()) break_ties(network, prices);
-      if (best_.proven() || clock_.expired()) return;
+  }
+
+  // Looks for quicker plans, and for a bound.
+  void narrow(const Effort& effort) {
+    if (size_.known.stages.empty() && !find_known(effort)) return;
+    const Network network = within(kInfinity);
+    Least found = find(network, effort, max_rounds(network));
+    incumbent_.raise_low(s_, found.exact ? best() : std::min(found.bound, best()));
+    if (!found.prices.of_resource.empty()) memory_.remember(network, found.prices);
+  }
+
+  bool done() const { return incumbent_.closed(s_) || incumbent_.clock().expired(); }
+
+  // Among the plans as quick: the least loss, the shortest period, the fewest hosts, and a stage on the data host.
+  void break_ties() {
+    const Plan& plan = incumbent_.best();
+    Limits limits = incumbent_.limits();
+    limits.most[kSeconds] = best() + 2 * kRelativeTolerance * best();
+    if (size_.instance.loses()) {
+      lower(incumbent_, limits, kLoss, size_.instance.max_stages());
+      limits.most[kLoss] = plan.costs.loss;
     }
+    limits.period_s = shortest_period(limits);
+    const Network network(size_.instance, limits);
+    while (plan.size() > 1 && !incumbent_.clock().expired() && prefer_any(network, plan.size() - 1, kSeconds)) {
+    }
+    if (size_.instance.data_class() == -1 || incumbent_.on_data_host() || incumbent_.clock().expired()) return;
+    // With the reluctance, no plan without a stage on the data host is within the limit, and one with such a stage is
+    // only if its latency is, however many stages it has. The reluctance need hardly exceed the tolerance; a larger
+    // one would loosen the bounds, because their paths may use the data host repeatedly.
+    limits.score.second = 1;
+    limits.score.elsewhere = 8 * kRelativeTolerance * best() + std::numeric_limits<double>::min();
+    limits.most[kScore] = limits.most[kSeconds];
+    limits.most[kSeconds] = kInfinity;
+    prefer_any(Network(size_.instance, limits), plan.size(), kScore);
   }
 
  private:
-  // Looks for schedules quicker than the best so far; returns a lower bound of the network's latencies.
-  double quicken(const Network& network, const Effort& effort, int rounds, Prices& prices) {
-    PricingTask task;
-    task.max_stages = instance_.max_stages();
-    task.cutoff = best_.high();
-    task.precision = effort.precision;
-    task.known = &best_.path();
-    Pricer pricer(network, task, clock_);
-    pricer.advance(rounds);
-    prices = pricer.best();
-    if (pricer.found()) best_.improve(*pricer.found());
-    if (pricer.excluded()) return best_.high();
-    SearchTask search_task;
-    search_task.max_stages = instance_.max_stages();
-    search_task.max_work = effort.work;
-    for (const int width : {std::min(kNarrow, effort.width), effort.width}) {
-      search_task.cutoff = best_.high();
-      search_task.width = width;
-      SearchResult result = search(network, {prices}, search_task, clock_);
-      if (result.found) best_.improve(std::move(*result.found));
-      if (result.complete) return best_.high();
-      if (clock_.expired() || width == effort.width) break;
-    }
-    return pricer.bound();
+  double best() const { return incumbent_.best().value; }
+
+  Limits limits(double period_s) const {
+    Limits limits = incumbent_.limits();
+    limits.most[kSeconds] = std::min(limits.most[kSeconds], just_below(best()));
+    limits.period_s = period_s;
+    return limits;
+  }
+  Network within(double period_s) const { return {size_.instance, limits(period_s), kSeconds}; }
+
+  // A first plan of this microbatch size that is quicker than the best of all, to start from.
+  bool find_known(const Effort& effort) {
+    const Verdict verdict = size_.feasibility.ask(limits(kInfinity), effort);
+    if (verdict.answer == Answer::kYes) incumbent_.improve(s_, verdict.path);
+    if (verdict.answer == Answer::kNo) incumbent_.raise_low(s_, best());
+    return verdict.answer == Answer::kYes;
   }
 
-  void break_ties(const Network& widest, const Prices& prices) {
-    memory_.remember(widest, prices);
-    const double bottleneck = minimise_bottleneck();
-    const Network network(instance_, bottleneck, Purpose::kLatency, quick_enough());
-    while (best_.size() > 1 && !clock_.expired() && as_quick(network, best_.size() - 1, quick_enough())) {
-    }
-    if (instance_.data_class() == -1 || best_.on_data_host() || clock_.expired()) return;
-    // With the reluctance, no schedule without a stage on the data host is within the limit, and one with such a
-    // stage is only if its latency is, however many stages it has. The reluctance need hardly exceed the tolerance;
-    // a larger one would loosen the bounds, because their paths may use the data host repeatedly.
-    const double limit = quick_enough();
-    const double reluctance = 2 * (limit - best_.high());
-    as_quick(Network(instance_, bottleneck, Purpose::kLatency, limit, reluctance), best_.size(), limit);
+  Least find(const Network& network, const Effort& effort, int rounds) {
+    const KnownPlan known = incumbent_.known(s_, size_.known);
+    Least found = find_least(network, kSeconds, known, just_below(best()), size_.instance.max_stages(), effort,
+                             incumbent_.clock(), rounds);
+    if (found.better) incumbent_.improve(s_, *found.better);
+    return found;
   }
 
-  // The lowest bottleneck of a schedule that is as quick.
-  double minimise_bottleneck() {
+  // The shortest period of a plan within the limits.
+  double shortest_period(Limits limits) {
     double low = 0;
-    double high = best_.costs().bottleneck_s;
-    while (high > loosened(low) && !clock_.expired()) {
-      const std::optional<double> middle = median_cost(instance_, low, high);
+    double high = incumbent_.best().costs.period_s;
+    while (high > loosened(low) && !incumbent_.clock().expired()) {
+      const std::optional<double> middle = middle_time(size_.instance, low, high);
       if (!middle) break;
-      const Network network(instance_, *middle, Purpose::kLatency, quick_enough());
-      if (as_quick(network, instance_.max_stages(), quick_enough())) {
-        high = best_.costs().bottleneck_s;
+      limits.period_s = *middle;
+      const Network network(size_.instance, limits);
+      if (prefer_any(network, size_.instance.max_stages(), kSeconds)) {
+        high = incumbent_.best().costs.period_s;
       } else {
-        low = network.next_bottleneck();
+        low = network.next_period();
       }
     }
     return high;
   }
 
-  // A schedule exactly as quick as the best counts, also where everything takes no time.
-  double quick_enough() const {
-    return best_.high() + 4 * kRelativeTolerance * best_.high() + std::numeric_limits<double>::min();
-  }
-
-  // Looks for a schedule within a latency in a narrower network.
-  bool as_quick(const Network& network, int stages, double latency) {
+  // Looks for a plan within the limits of a network, by the prices that led to the quickest.
+  bool prefer_any(const Network& network, int max_stages, Amount amount) {
     SearchTask task;
-    task.max_stages = stages;
-    task.cutoff = latency;
+    task.max_stages = max_stages;
     task.width = kTieEffort.width;
     task.max_work = kTieEffort.work;
-    SearchResult found = search(network, {memory_.prices_for(network)}, task, clock_);
-    if (found.found) best_.prefer(std::move(*found.found));
+    const Prices prices =
+        memory_.of_class.empty() ? amount_prices(network, amount) : memory_.prices_for(network, amount);
+    const SearchResult found = search(network, {prices}, task, incumbent_.clock());
+    if (found.found) incumbent_.prefer(*found.found);
     return found.found.has_value();
   }
 
-  const Instance& instance_;
-  const Clock& clock_;
-  Incumbent& best_;
+  Incumbent& incumbent_;
+  const int s_;
+  Size& size_;
   PriceMemory memory_;
 };
 
 }  // namespace
 
-void minimise_latency(const Instance& instance, const Clock& clock, Incumbent& best) {
-  LatencySearch(instance, clock, best).run();
+void minimise_latency(Incumbent& incumbent) {
+  std::vector<LatencySearch> searches;
+  for (int s = 0; s < incumbent.sizes(); ++s) {
+    searches.emplace_back(incumbent, s);
+    if (incumbent.best_size() < 0 && find_any(incumbent, s) == Answer::kYes) searches.back().glance();
+  }
+  for (const Effort& effort : kEfforts) {
+    for (LatencySearch& one : searches) {
+      if (incumbent.best_size() >= 0 && !one.done()) one.narrow(effort);
+    }
+    if (incumbent.proven() || incumbent.clock().expired()) break;
+  }
+  if (incumbent.best_size() >= 0 && incumbent.proven() && !incumbent.clock().expired()) {
+    searches[static_cast<std::size_t>(incumbent.best_size())].break_ties();
+  }
 }
 
 }  // namespace pipeedge

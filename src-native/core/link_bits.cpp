@@ -4,84 +4,66 @@
 #include <utility>
 
 #include "clock.hpp"
-#include "instance.hpp"
-#include "links.hpp"
+#include "objectives.hpp"
 
 namespace pipeedge {
 namespace {
 
-constexpr int kWidths[] = {0, 16, 8, 7, 6, 5, 4, 3, 2};
+constexpr int kBits[] = {0, 16, 8, 7, 6, 5, 4, 3, 2};
 
-// Returns the widest bits of each link with which it stays within the bottleneck.
-void widen(Problem& problem, const Solution& solution, double bottleneck, const std::vector<int>& widths) {
-  const LinkTable links(problem);
-  for (std::size_t s = 0; s + 1 < solution.stages.size(); ++s) {
-    const Stage& stage = solution.stages[s];
-    int& bits = problem.cut_bits[static_cast<std::size_t>(stage.last)];
-    const int before = bits;
-    for (const int wider : widths) {
-      if (wider == before) break;
-      bits = wider;
-      const double seconds = links.seconds(stage.host, solution.stages[s + 1].host, link_bytes(problem, stage.last));
-      if (seconds <= loosened(bottleneck)) break;
-      bits = before;
-    }
-  }
+// The plan with one common width; its links have the number of that width among all.
+Solution with_common_width(const Problem& problem, std::size_t width, Options options, const Clock& clock) {
+  Problem narrowed = problem;
+  narrowed.widths = {problem.widths[width]};
+  options.time_limit_s = std::max(0.0, options.time_limit_s - clock.elapsed_s());
+  Solution solution = solve(narrowed, options);
+  for (Stage& stage : solution.stages) stage.width = static_cast<int>(width);
+  return solution;
 }
 
 }  // namespace
 
-std::vector<int> link_widths(const Problem& problem) {
-  std::vector<int> widths;
-  for (const int bits : kWidths) {
-    if (bits < 8 * problem.element_bytes) widths.push_back(bits);
-  }
-  return widths;
-}
-
 Problem with_link_bits(Problem problem, int bits) {
-  const std::size_t layers = problem.model.mem_bytes.size();
-  problem.cut_bits.assign(layers + 1, bits < 8 * problem.element_bytes ? bits : 0);
-  problem.cut_bits.front() = problem.cut_bits.back() = 0;
+  problem.widths = {Width{useful(problem.settings.front(), bits) ? bits : 0, {}}};
   return problem;
 }
 
-AutoBits solve_with_auto_bits(const Problem& problem, const Options& options) {
+Problem with_all_link_bits(Problem problem) {
+  problem.widths.clear();
+  for (const int bits : kBits) {
+    if (useful(problem.settings.front(), bits)) problem.widths.push_back({bits, {}});
+  }
+  return problem;
+}
+
+Solution solve_with_auto_bits(const Problem& problem, const Options& options) {
   const Clock clock(options.time_limit_s);
-  const auto solved = [&](int bits) {
-    Options rest = options;
-    rest.time_limit_s = std::max(0.0, options.time_limit_s - clock.elapsed_s());
-    AutoBits answer{with_link_bits(problem, bits), {}};
-    answer.solution = solve(answer.problem, rest);
-    return answer;
-  };
-  const std::vector<int> widths = link_widths(problem);
-  AutoBits best = solved(widths.back());
-  if (best.solution.stages.empty()) return best;
-  const Solution narrowest = best.solution;
+  const Solution narrowest = with_common_width(problem, problem.widths.size() - 1, options, clock);
+  if (narrowest.stages.empty()) return narrowest;
   // Bisection for the widest common width: widths before `low` are too wide, `high` is sufficient.
+  Solution best = narrowest;
   std::size_t low = 0;
-  std::size_t high = widths.size() - 1;
+  std::size_t high = problem.widths.size() - 1;
   while (low < high) {
     const std::size_t middle = (low + high) / 2;
-    AutoBits answer = solved(widths[middle]);
-    if (answer.solution.bottleneck_s <= loosened(narrowest.bottleneck_s)) {
+    Solution answer = with_common_width(problem, middle, options, clock);
+    if (answer.period_s <= loosened(narrowest.period_s)) {
       best = std::move(answer);
       high = middle;
     } else {
       low = middle + 1;
     }
   }
-  widen(best.problem, best.solution, std::max(best.solution.bottleneck_s, narrowest.bottleneck_s), widths);
+  const LinkTable links(problem);
+  widen_links(problem, links, std::max(best.period_s, narrowest.period_s), best.stages);
+  const Costs costs = evaluate(problem, links, best.stages);
+  best.period_s = costs.period_s;
+  best.latency_s = costs.latency_s;
+  best.objective = costs.period_s / best.batch_size;
   // The lower bound for the narrowest links holds for all widths.
-  const std::vector<StageCost> costs = evaluate(best.problem, best.solution.stages);
-  Solution& solution = best.solution;
-  solution.bottleneck_s = bottleneck_seconds(best.problem, solution.stages, costs);
-  solution.latency_s = latency_seconds(costs);
-  solution.objective = solution.bottleneck_s;
-  solution.status = narrowest.status;
-  solution.lower_bound = narrowest.status == Status::kOptimal ? solution.objective : narrowest.lower_bound;
-  solution.elapsed_s = clock.elapsed_s();
+  best.status = narrowest.status;
+  best.lower_bound = narrowest.status == Status::kOptimal ? best.objective : narrowest.lower_bound;
+  best.elapsed_s = clock.elapsed_s();
   return best;
 }
 

@@ -1,11 +1,10 @@
-// Schedules whose links carry fewer bits per value.
+// Plans whose links carry fewer bits per value, whatever that loses.
 //
 //   wider    0 (uncompressed), 16, 8, 7, 6, 5, 4, 3, 2    narrower
 //
-// Narrower links lose more precision but are never slower, so the best bottleneck grows from narrow to
-// wide. With automatic bits, the schedule has the bottleneck of the narrowest links (no schedule with
-// compressed links is faster) and reaches it with the widest possible common width. Then each link gets
-// the widest bits with which it stays within that bottleneck.
+// Narrower links lose more precision but are never slower, so the best period grows from narrow to wide. With
+// automatic bits, the plan has the period of the narrowest links (no plan with compressed links is faster) and reaches
+// it with the widest possible common width. Then each link gets the widest bits with which it stays within that period.
 #pragma once
 
 #include <vector>
@@ -14,18 +13,15 @@
 
 namespace pipeedge {
 
-// Bit widths from wide to narrow, without those that are not smaller than an uncompressed value.
-std::vector<int> link_widths(const Problem& problem);
-
-// Returns the problem with `bits` per value at every cut between two layers; 0 means uncompressed.
+// Returns the problem with `bits` per value at every cut between two layers; 0 means uncompressed, as do bits that are
+// not fewer than those of an uncompressed value.
 Problem with_link_bits(Problem problem, int bits);
 
-struct AutoBits {
-  Problem problem;                // the problem with the bits of each link of the schedule
-  Solution solution;
-};
+// Returns the problem with every width that is smaller than an uncompressed value, the widest first.
+Problem with_all_link_bits(Problem problem);
 
-// Only for kThroughput: for latency, fewer bits are always better.
-AutoBits solve_with_auto_bits(const Problem& problem, const Options& options);
+// The plan with automatic bits of a problem that has all of them. Only for kThroughput and a single setting: for
+// latency, fewer bits are always better.
+Solution solve_with_auto_bits(const Problem& problem, const Options& options);
 
 }  // namespace pipeedge

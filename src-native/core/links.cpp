@@ -4,22 +4,17 @@
 
 namespace pipeedge {
 
-double cut_bytes(const Problem& problem, int layer) {
-  if (layer == 0 && problem.input_bytes >= 0) return problem.input_bytes * problem.batch_size;
-  if (layer == problem.model.layers() && problem.output_bytes >= 0) return problem.output_bytes * problem.batch_size;
+double cut_bytes(const Problem& problem, const Setting& setting, int layer) {
+  if (layer == 0 && setting.input_bytes >= 0) return setting.input_bytes * setting.batch_size;
+  if (layer == problem.layers() && setting.output_bytes >= 0) return setting.output_bytes * setting.batch_size;
   const double elements = layer == 0 ? problem.model.elements_in
                                      : problem.model.elements_out[static_cast<std::size_t>(layer - 1)];
-  return elements * problem.batch_size * problem.element_bytes;
+  return elements * setting.batch_size * setting.element_bytes;
 }
 
-double link_bytes(const Problem& problem, int layer) {
-  const int bits = problem.cut_bits.empty() ? 0 : problem.cut_bits[static_cast<std::size_t>(layer)];
-  return bits == 0 ? cut_bytes(problem, layer)
-                   : cut_bytes(problem, layer) * (bits / (8 * problem.element_bytes));
-}
-
-double buffer_bytes(const Problem& problem, int first, int last) {
-  return problem.buffers_in * cut_bytes(problem, first) + problem.buffers_out * cut_bytes(problem, last);
+double link_bytes(const Problem& problem, const Setting& sender, int bits, int layer) {
+  const double bytes = cut_bytes(problem, sender, layer);
+  return bits == 0 ? bytes : bytes * (bits / (8 * sender.element_bytes));
 }
 
 double link_seconds(double bytes, double bw_bytes_per_s, double latency_s) {
@@ -27,20 +22,20 @@ double link_seconds(double bytes, double bw_bytes_per_s, double latency_s) {
   return bw_bytes_per_s > 0 ? bytes / bw_bytes_per_s + latency_s : kInfinity;
 }
 
-LinkTable::LinkTable(const Problem& problem) : problem_(problem) {
+LinkTable::LinkTable(const Problem& problem) : bandwidth_(problem.hosts.size(), 0) {
+  for (const Setting& setting : problem.settings) {
+    for (int h = 0; h < problem.host_count(); ++h) {
+      const DeviceType* type = setting.type(h);
+      if (type != nullptr) bandwidth_[static_cast<std::size_t>(h)] = type->bw_bytes_per_s;
+    }
+  }
   overrides_.reserve(problem.links.size());
   for (const Link& link : problem.links) {
     overrides_[key(link.from, link.to)] = {link.bw_bytes_per_s, link.latency_s};
   }
 }
 
-const DeviceType& LinkTable::type_of(int host) const {
-  return problem_.types[static_cast<std::size_t>(problem_.hosts[static_cast<std::size_t>(host)].type)];
-}
-
-LinkSpeed LinkTable::default_speed(int from, int to) const {
-  return {std::min(type_of(from).bw_bytes_per_s, type_of(to).bw_bytes_per_s), 0};
-}
+LinkSpeed LinkTable::speed_by_type(int from, int to) const { return {std::min(bandwidth(from), bandwidth(to)), 0}; }
 
 LinkSpeed LinkTable::speed(int from, int to) const {
   if (!overrides_.empty()) {
@@ -48,7 +43,7 @@ LinkSpeed LinkTable::speed(int from, int to) const {
     if (entry == overrides_.end()) entry = overrides_.find(key(to, from));
     if (entry != overrides_.end()) return entry->second;
   }
-  return default_speed(from, to);
+  return speed_by_type(from, to);
 }
 
 double LinkTable::seconds(int from, int to, double bytes) const {
@@ -58,8 +53,7 @@ double LinkTable::seconds(int from, int to, double bytes) const {
 }
 
 std::uint64_t LinkTable::key(int from, int to) {
-  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(from)) << 32 |
-         static_cast<std::uint32_t>(to);
+  return static_cast<std::uint64_t>(static_cast<std::uint32_t>(from)) << 32 | static_cast<std::uint32_t>(to);
 }
 
 }  // namespace pipeedge

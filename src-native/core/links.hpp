@@ -3,19 +3,20 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <vector>
 
 #include "problem.hpp"
 
 namespace pipeedge {
 
 // Bytes of one microbatch in memory at the cut before `layer`; 0 is the input, L the output.
-double cut_bytes(const Problem& problem, int layer);
+double cut_bytes(const Problem& problem, const Setting& setting, int layer);
 
-// The same on a link, with the bits of Problem::cut_bits.
-double link_bytes(const Problem& problem, int layer);
+// The same on a link between two stages, at so many bits per value; 0: uncompressed.
+double link_bytes(const Problem& problem, const Setting& sender, int bits, int layer);
 
-// Bytes of the microbatches that a stage [first, last) buffers before and after itself.
-double buffer_bytes(const Problem& problem, int first, int last);
+// Whether a width is smaller than uncompressed values of the sender, or is none.
+inline bool useful(const Setting& sender, int bits) { return bits < 8 * sender.element_bytes; }
 
 // A bandwidth of 0 carries nothing; sending no bytes costs only the latency.
 double link_seconds(double bytes, double bw_bytes_per_s, double latency_s);
@@ -30,21 +31,21 @@ struct LinkSpeed {
 };
 
 // The link between each ordered pair of hosts: an entry of Problem::links, else the entry for the opposite
-// direction, else the smaller bandwidth of the two device types without latency.
+// direction, else the smaller bandwidth of the two hosts' device types without latency.
 class LinkTable {
  public:
   explicit LinkTable(const Problem& problem);
 
-  const DeviceType& type_of(int host) const;
+  double bandwidth(int host) const { return bandwidth_[static_cast<std::size_t>(host)]; }
+  LinkSpeed speed_by_type(int from, int to) const;
   LinkSpeed speed(int from, int to) const;
   // Seconds to send `bytes` from one host to another; sending to itself costs nothing.
   double seconds(int from, int to, double bytes) const;
 
  private:
-  LinkSpeed default_speed(int from, int to) const;
   static std::uint64_t key(int from, int to);
 
-  const Problem& problem_;
+  std::vector<double> bandwidth_;      // by host
   std::unordered_map<std::uint64_t, LinkSpeed> overrides_;
 };
 

@@ -17,21 +17,25 @@ Matcher::Matcher(const Network& network)
 const std::vector<int>& Matcher::able(int first, int last) {
   const auto [entry, fresh] = able_.try_emplace(first * (network_.layers() + 1) + last);
   if (fresh) {
-    for (int cls = 0; cls < network_.instance().classes(); ++cls) {
-      if (network_.allows(cls, first, last)) entry->second.push_back(cls);
+    const Instance& instance = network_.instance();
+    for (int mode = 0; mode < static_cast<int>(instance.modes().size()); ++mode) {
+      if (network_.allows(mode, first, last)) entry->second.push_back(mode);
     }
   }
   return entry->second;
 }
 
 std::optional<Path> Matcher::assign(const Path& path) {
+  const Instance& instance = network_.instance();
   for (auto& stages : serving_) stages.clear();
   candidates_.clear();
+  assigned_ = path;
   std::vector<std::size_t> waiting;
   for (std::size_t s = 0; s < path.size(); ++s) {
     candidates_.push_back(&able(path[s].first, path[s].last));
-    auto& stages = serving_[at(path[s].cls)];
-    if (static_cast<int>(stages.size()) < network_.instance().count(path[s].cls)) {
+    const int cls = instance.mode(path[s].mode).cls;
+    auto& stages = serving_[at(cls)];
+    if (static_cast<int>(stages.size()) < instance.count(cls)) {
       stages.push_back(s);
     } else {
       waiting.push_back(s);
@@ -41,28 +45,28 @@ std::optional<Path> Matcher::assign(const Path& path) {
     ++round_;
     if (!augment(stage)) return std::nullopt;
   }
-  Path assigned = path;
-  for (int cls = 0; cls < network_.instance().classes(); ++cls) {
-    for (const std::size_t stage : serving_[at(cls)]) assigned[stage].cls = cls;
-  }
-  return assigned;
+  return assigned_;
 }
 
 bool Matcher::augment(std::size_t stage) {
-  for (const int cls : *candidates_[stage]) {
+  const Instance& instance = network_.instance();
+  for (const int mode : *candidates_[stage]) {
+    const int cls = instance.mode(mode).cls;
     auto& stages = serving_[at(cls)];
-    if (visited_[at(cls)] != round_ && static_cast<int>(stages.size()) < network_.instance().count(cls)) {
+    if (visited_[at(cls)] != round_ && static_cast<int>(stages.size()) < instance.count(cls)) {
       stages.push_back(stage);
+      assigned_[stage].mode = mode;
       return true;
     }
   }
-  for (const int cls : *candidates_[stage]) {
+  for (const int mode : *candidates_[stage]) {
+    const int cls = instance.mode(mode).cls;
     if (visited_[at(cls)] == round_) continue;
     visited_[at(cls)] = round_;
-    auto& stages = serving_[at(cls)];
-    for (std::size_t& other : stages) {
+    for (std::size_t& other : serving_[at(cls)]) {
       if (augment(other)) {
         other = stage;
+        assigned_[stage].mode = mode;
         return true;
       }
     }

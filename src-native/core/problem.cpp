@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -29,18 +30,26 @@ void check_numbers(const std::vector<double>& values, const std::string& what) {
 
 void check_count(std::size_t actual, std::size_t expected, const std::string& what) {
   if (actual != expected) {
-    fail(what + ": " + std::to_string(actual) + " values for " + std::to_string(expected) +
-         " layers");
+    fail(what + ": " + std::to_string(actual) + " values for " + std::to_string(expected) + " layers");
   }
 }
 
-bool in_range(int index, std::size_t count) {
-  return index >= 0 && static_cast<std::size_t>(index) < count;
+bool in_range(int index, std::size_t count) { return index >= 0 && static_cast<std::size_t>(index) < count; }
+
+void check_losses(const std::vector<double>& losses, std::size_t count, const std::string& what) {
+  if (losses.empty()) return;
+  if (losses.size() != count) {
+    fail(what + ": " + std::to_string(losses.size()) + " losses, not " + std::to_string(count));
+  }
+  for (const double loss : losses) {
+    if (!(loss >= 0)) fail(what + ": a loss is negative or not a number");
+  }
 }
 
 void check_model(const Model& model) {
   const std::size_t layers = model.mem_bytes.size();
   if (layers == 0) fail("the model has no layers");
+  if (layers > static_cast<std::size_t>(Model::kMostLayers)) fail("the model has more than " + std::to_string(Model::kMostLayers) + " layers");
   check_count(model.elements_out.size(), layers, "the model's elements_out");
   check_numbers(model.mem_bytes, "the model's memory");
   check_numbers(model.elements_out, "the model's elements_out");
@@ -55,22 +64,6 @@ void check_model(const Model& model) {
       fail("layer " + std::to_string(l + 1) + " shares the weights of layer " + std::to_string(twin + 1) +
            "; name the nearest layer before it that has them");
     }
-  }
-}
-
-// Checks what the links carry and the stages buffer.
-void check_sizes(const Problem& problem, std::size_t layers) {
-  check_number(problem.batch_size, "the batch size");
-  if (problem.batch_size <= 0) fail("the batch size must be positive");
-  check_number(problem.element_bytes, "the bytes of an element");
-  check_number(std::max(problem.input_bytes, 0.0), "the bytes of an item of input");
-  check_number(std::max(problem.output_bytes, 0.0), "the bytes of an item of output");
-  check_number(problem.buffers_in, "the number of input buffers");
-  check_number(problem.buffers_out, "the number of output buffers");
-  if (problem.cut_bits.empty()) return;
-  check_count(problem.cut_bits.size(), layers + 1, "cut_bits, with the input,");
-  for (const int bits : problem.cut_bits) {
-    if (bits < 0 || bits > 64) fail("a link carries " + std::to_string(bits) + " bits a value");
   }
 }
 
@@ -94,12 +87,35 @@ void check_type(const DeviceType& type, const std::string& what, std::size_t lay
   check_known(type.receive_s, "receive_s");
   check_known(type.send_s, "send_s");
   check_known(type.activation_bytes, "the activations");
+  check_losses(type.loss, layers, what + "the losses");
   if (type.bids() && type.stage_s.size() != (layers + 1) * (layers + 1)) {
     fail(what + "stage_s: " + std::to_string(type.stage_s.size()) + " values for " + std::to_string(layers) +
          " layers");
   }
   for (const double seconds : type.stage_s) {
     if (!(seconds >= 0)) fail(what + "the time of a stage is negative or not a number");
+  }
+}
+
+void check_setting(const Setting& setting, const Problem& problem) {
+  check_number(setting.batch_size, "the batch size");
+  if (setting.batch_size <= 0) fail("the batch size must be positive");
+  check_number(setting.element_bytes, "the bytes of an element");
+  check_number(std::max(setting.input_bytes, 0.0), "the bytes of an item of input");
+  check_number(std::max(setting.output_bytes, 0.0), "the bytes of an item of output");
+  check_number(setting.buffers_in, "the number of input buffers");
+  check_number(setting.buffers_out, "the number of output buffers");
+  for (std::size_t t = 0; t < setting.types.size(); ++t) {
+    check_type(setting.types[t], "device type " + quoted(setting.types[t].name, t) + ": ",
+               problem.model.mem_bytes.size());
+  }
+  if (setting.type_of.size() != problem.hosts.size()) fail("a setting does not have a device type for each host");
+  for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
+    const int type = setting.type_of[h];
+    if (type != Setting::kUnprofiled && !in_range(type, setting.types.size())) {
+      fail("host " + quoted(problem.hosts[h], h) + " has device type number " + std::to_string(type) + ", there are " +
+           std::to_string(setting.types.size()));
+    }
   }
 }
 
@@ -113,26 +129,42 @@ void check_link(const Link& link, const std::string& what, std::size_t hosts) {
   check_number(link.latency_s, what + ": the latency");
 }
 
+void check_idle_watts(const Problem& problem) {
+  for (int h = 0; h < problem.host_count(); ++h) {
+    const DeviceType* known = nullptr;
+    for (const Setting& setting : problem.settings) {
+      const DeviceType* type = setting.type(h);
+      if (known != nullptr && type != nullptr && known->idle_w != type->idle_w) {
+        fail("the settings have different idle_w for the host " + problem.hosts[static_cast<std::size_t>(h)]);
+      }
+      if (type != nullptr) known = type;
+    }
+  }
+}
+
 }  // namespace
 
-double relative_gap(Status status, double objective, double lower_bound) {
+double Solution::gap() const {
   if (status == Status::kOptimal || status == Status::kInfeasible) return 0;
   if (std::isinf(objective)) return 1;
   return objective > 0 ? std::max(0.0, (objective - lower_bound) / objective) : 0;
 }
 
 void validate(const Problem& problem) {
-  const std::size_t layers = problem.model.mem_bytes.size();
   check_model(problem.model);
-  check_sizes(problem, layers);
-  for (std::size_t t = 0; t < problem.types.size(); ++t) {
-    check_type(problem.types[t], "device type " + quoted(problem.types[t].name, t) + ": ", layers);
+  if (problem.settings.empty()) fail("there is no setting: no microbatch size and number type");
+  if (problem.widths.empty()) fail("there is no width for links");
+  if (!(problem.max_loss >= 0)) fail("the largest loss is negative or not a number");
+  if (!(problem.max_latency_s > 0)) fail("the largest latency is not above 0");
+  std::set<std::string> names;
+  for (const std::string& name : problem.hosts) {
+    if (!names.insert(name).second) fail("two hosts have the name " + name);
   }
-  for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
-    if (!in_range(problem.hosts[h].type, problem.types.size())) {
-      fail("host " + quoted(problem.hosts[h].name, h) + " has device type number " +
-           std::to_string(problem.hosts[h].type) + ", there are " +
-           std::to_string(problem.types.size()));
+  std::set<std::pair<double, std::string>> seen;
+  for (const Setting& setting : problem.settings) {
+    check_setting(setting, problem);
+    if (!seen.emplace(setting.batch_size, setting.dtype).second) {
+      fail("the number type " + setting.dtype + " comes twice for one microbatch size");
     }
   }
   for (std::size_t i = 0; i < problem.links.size(); ++i) {
@@ -142,6 +174,23 @@ void validate(const Problem& problem) {
     fail("the data host is number " + std::to_string(problem.data_host) + ", there are " +
          std::to_string(problem.hosts.size()) + " hosts");
   }
+  check_idle_watts(problem);
+  for (const Width& width : problem.widths) {
+    if (width.bits < 0 || width.bits > 64) fail("a link carries " + std::to_string(width.bits) + " bits a value");
+    check_losses(width.loss, problem.model.mem_bytes.size() + 1, std::to_string(width.bits) + " bits");
+  }
+}
+
+std::vector<int> hosts_without_watts(const Problem& problem) {
+  std::vector<int> unknown;
+  for (int h = 0; h < problem.host_count(); ++h) {
+    const auto lacks = [&](const Setting& setting) {
+      const DeviceType* type = setting.type(h);
+      return type != nullptr && type->busy_w < 0;
+    };
+    if (std::any_of(problem.settings.begin(), problem.settings.end(), lacks)) unknown.push_back(h);
+  }
+  return unknown;
 }
 
 }  // namespace pipeedge

@@ -12,19 +12,20 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 std::vector<int> capacities(const Network& network) {
   std::vector<int> found;
-  for (int r = 0; r < network.resources(); ++r) found.push_back(std::min(network.capacity(r), network.layers()));
+  for (int r = 0; r < network.resources(); ++r) found.push_back(network.capacity(r));
   return found;
 }
 
 struct Candidate {
-  double excess = 0;              // the bound by the first prices minus the limit
+  double bound = 0;               // by the first prices
   std::int32_t parent = -1;
-  std::int32_t arc = -1;
+  Step step;
 
   bool operator<(const Candidate& other) const {
-    if (excess != other.excess) return excess < other.excess;
+    if (bound != other.bound) return bound < other.bound;
     if (parent != other.parent) return parent < other.parent;
-    return arc < other.arc;
+    if (step.arc != other.step.arc) return step.arc < other.step.arc;
+    return step.width < other.step.width;
   }
 };
 
@@ -32,9 +33,13 @@ class Search {
  public:
   Search(const Network& network, const std::vector<Prices>& prices, const SearchTask& task, const Clock& clock)
       : network_(network), prices_(prices), task_(task), clock_(clock), counts_(capacities(network)),
-        kinds_(prices.size()), cutoff_(task.cutoff), pending_(at(network.layers()) + 1),
-        scratch_(counts_.words(), 0) {
-    set_limits();
+        kinds_(prices.size()), active_(at(network.active())), least_(task.least ? network.place(*task.least) : -1),
+        pending_(at(network.layers()) + 1), scratch_(counts_.words(), 0) {
+    for (std::size_t k = 0; k < active_; ++k) {
+      most_[k] = loosened(network.limits().most[network.amount(static_cast<int>(k))]);
+    }
+    if (least_ >= 0) most_[at(least_)] = std::min(most_[at(least_)], task.most);
+    set_budgets();
   }
 
   SearchResult run() {
@@ -43,17 +48,20 @@ class Search {
       result.complete = true;
       return result;
     }
-    add_label(nullptr, -1, -1);
-    extend(0, 0, 0);
+    labels_.emplace_back();
+    used_.resize(counts_.words(), 0);
+    paid_.resize(kinds_, 0);
+    extend(0, 0);
     for (int cut = 1; cut < network_.layers() && !stopped_ && !done(); ++cut) settle(cut);
     result.complete = !dropped_ && !stopped_;
     if (goal_parent_ >= 0) {
-      std::vector<int> arcs{goal_arc_};
-      for (std::int32_t label = goal_parent_; labels_[at(label)].arc >= 0; label = labels_[at(label)].parent) {
-        arcs.push_back(labels_[at(label)].arc);
+      std::vector<Step> steps{goal_};
+      for (std::int32_t label = goal_parent_; label > 0; label = labels_[at(label)].parent) {
+        steps.push_back(labels_[at(label)].step);
       }
-      std::reverse(arcs.begin(), arcs.end());
-      result.found = network_.path(arcs);
+      std::reverse(steps.begin(), steps.end());
+      result.found = network_.path(steps);
+      result.least = reached_;
     }
     return result;
   }
@@ -61,103 +69,96 @@ class Search {
  private:
   struct Label {
     std::int32_t parent = -1;
-    std::int32_t arc = -1;
     std::int32_t stages = 0;
     std::int32_t sender = 0;
-    double cost = 0;
+    Step step;
+    std::array<double, kAmounts> amounts{};
   };
 
-  bool latency() const { return std::isfinite(cutoff_); }
-  bool done() const { return goal_parent_ >= 0 && !latency(); }
+  bool done() const { return goal_parent_ >= 0 && least_ < 0; }
 
-  void set_limits() {
-    limits_.clear();
+  void set_budgets() {
+    budgets_.clear();
     for (const Prices& prices : prices_) {
-      // Better than the cutoff by more than rounding or, for feasibility, not above it.
-      const double limit = latency() ? prices.budget + cutoff_ - kRelativeTolerance * cutoff_ : prices.budget;
-      limits_.push_back(limit + (latency() ? 0 : kRelativeTolerance * std::abs(limit)));
+      double budget = prices.budget;
+      for (std::size_t k = 0; k < active_; ++k) {
+        if (prices.of_active[k] > 0) budget += prices.of_active[k] * most_[k];
+      }
+      budgets_.push_back(budget + 10 * kRelativeTolerance * prices.budget);
     }
   }
 
   const std::uint64_t* used(std::int32_t label) const { return used_.data() + at(label) * counts_.words(); }
-  const double* paid(std::int32_t label) const { return paid_.data() + at(label) * kinds_; }
 
-  void add_label(const std::uint64_t* counts, std::int32_t parent, std::int32_t arc) {
-    Label label;
-    label.parent = parent;
-    label.arc = arc;
-    if (parent < 0) {
-      used_.resize(counts_.words(), 0);
-      paid_.resize(kinds_, 0);
-    } else {
-      const Arc& taken = network_.arc(arc);
-      label.stages = labels_[at(parent)].stages + 1;
-      label.sender = taken.sender;
-      label.cost = labels_[at(parent)].cost + step_cost(parent, taken);
-      used_.insert(used_.end(), counts, counts + counts_.words());
-      for (std::size_t k = 0; k < kinds_; ++k) {
-        const double before = paid_[at(parent) * kinds_ + k];
-        paid_.push_back(before + prices_[k].of[at(taken.resource)]);
-      }
+  bool exhausted() {
+    if (work_ > task_.max_work || ((++ticks_ & 127) == 0 && clock_.expired())) stopped_ = true;
+    return stopped_;
+  }
+
+  void extend(std::int32_t label, int cut) {
+    const Label from = labels_[at(label)];
+    if (cut == 0 || !network_.linked()) {
+      int width = 0;
+      if (cut > 0) network_.hops(cut, 0, 0, [&](int only, const double*) { width = only; });
+      follow(label, width, from.amounts.data(), network_.first_arc(cut), network_.end_arc(cut));
+      return;
     }
-    labels_.push_back(label);
+    const int level = from.sender % network_.levels();
+    for (int begin = network_.first_arc(cut), end = begin; begin < network_.end_arc(cut) && !done(); begin = end) {
+      // All arcs of one group, by each link to it.
+      const int group = network_.group(network_.arc(begin));
+      while (end < network_.end_arc(cut) && network_.group(network_.arc(end)) == group) ++end;
+      network_.hops(cut, from.sender, group, [&](int width, const double* amounts) {
+        double before[kAmounts] = {0, 0, 0};
+        for (std::size_t k = 0; k < active_; ++k) before[k] = from.amounts[k] + amounts[k];
+        for (std::size_t p = 0; p < kinds_; ++p) link_[p] = prices_[p].of(network_, amounts);
+        follow(label, width, before, begin, end, level);
+      });
+    }
   }
 
-  // The link before the stage, and the stage itself.
-  double step_cost(std::int32_t parent, const Arc& arc) const {
-    const std::int32_t last = labels_[at(parent)].arc;
-    if (last < 0) return arc.cost;
-    const Arc& before = network_.arc(last);
-    return network_.hop(before.sender, arc.cls, before.to) + arc.cost;
-  }
-
-  void extend(std::int32_t label, int cut, int sender) {
+  // Adds the plans that go on by arcs [begin, end), after a link of `link_`, if there is one.
+  void follow(std::int32_t label, int width, const double* before, int begin, int end, int level = -1) {
     const std::uint64_t* counts = used(label);
-    const double* paid_here = paid(label);
-    const double spent = labels_[at(label)].cost;
+    const double* paid = paid_.data() + at(label) * kinds_;
     const int stages = labels_[at(label)].stages + 1;
-    const int layers = network_.layers();
-    int index = network_.first_arc(cut);
-    std::int32_t hop_cls = -1;
-    double hop = 0;
-    for (const Arc* arc = network_.begin(cut); arc != network_.end(cut); ++arc, ++index) {
+    for (int index = begin; index < end; ++index) {
+      const Arc& arc = network_.arc(index);
       ++work_;
-      if (stages + network_.min_stages(arc->to) > task_.max_stages) continue;
-      if (cut > 0 && arc->cls != hop_cls) {
-        hop_cls = arc->cls;
-        hop = network_.hop(sender, hop_cls, cut);
+      if (arc.room < level || stages + network_.min_stages(arc.to) > task_.max_stages) continue;
+      const double* amounts = network_.amounts(index);
+      bool hopeless = counts_.full(counts, network_.resource(arc));
+      for (std::size_t k = 0; k < active_ && !hopeless; ++k) hopeless = !(before[k] + amounts[k] <= most_[k]);
+      double bound = 0;
+      for (std::size_t p = 0; p < kinds_ && !hopeless; ++p) {
+        const double sum = paid[p] + (level < 0 ? 0 : link_[p]) + prices_[p].of_arc(network_, index) +
+                           prices_[p].at(network_, arc.to, network_.sender(arc));
+        if (p == 0) bound = sum;
+        hopeless = !(sum <= budgets_[p]);
       }
-      const double cost = spent + hop + arc->cost;
-      double excess = 0;
-      bool hopeless = false;
-      for (std::size_t k = 0; k < kinds_ && !hopeless; ++k) {
-        const double bound = cost + paid_here[k] + prices_[k].of[at(arc->resource)] +
-                             prices_[k].at(network_, arc->to, arc->sender);
-        if (k == 0) excess = bound - limits_[0];
-        hopeless = !(bound <= limits_[k]);
-      }
-      if (hopeless || counts_.full(counts, arc->resource)) continue;
-      if (arc->to == layers) {
-        if (latency() ? cost < cutoff_ - kRelativeTolerance * cutoff_ : goal_parent_ < 0) {
-          goal_parent_ = label;
-          goal_arc_ = index;
-          if (latency()) {
-            cutoff_ = cost;
-            set_limits();
-          } else {
-            return;
-          }
-        }
+      if (hopeless) continue;
+      if (arc.to == network_.layers()) {
+        reach(label, {index, width}, before, amounts);
+        if (done()) return;
         continue;
       }
-      auto& waiting = pending_[at(arc->to)];
-      waiting.push_back({excess, label, index});
+      auto& waiting = pending_[at(arc.to)];
+      waiting.push_back({bound, label, {index, width}});
       if (waiting.size() > 4096 + 16 * at(task_.width)) thin(waiting, 8 * at(task_.width));
     }
   }
 
+  // A plan is complete. Only better ones matter from now on.
+  void reach(std::int32_t label, Step step, const double* before, const double* more) {
+    goal_parent_ = label;
+    goal_ = step;
+    if (least_ < 0) return;
+    reached_ = before[least_] + more[least_];
+    most_[at(least_)] = just_below(reached_);
+    set_budgets();
+  }
+
   void thin(std::vector<Candidate>& waiting, std::size_t keep) {
-    if (waiting.size() <= keep) return;
     std::nth_element(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(keep), waiting.end());
     waiting.resize(keep);
     dropped_ = true;
@@ -171,46 +172,65 @@ class Search {
     work_ += static_cast<std::int64_t>(waiting.size());
     const auto first = static_cast<std::int32_t>(labels_.size());
     for (const Candidate& candidate : waiting) {
-      if (stopped_ || done()) return;
-      const Arc& arc = network_.arc(candidate.arc);
-      if (latency() && outdated(candidate, arc)) continue;
-      std::copy_n(used(candidate.parent), counts_.words(), scratch_.begin());
-      counts_.add(scratch_.data(), arc.resource);
-      const double cost = labels_[at(candidate.parent)].cost + step_cost(candidate.parent, arc);
-      if (dominated(first, arc.sender, cost)) continue;
+      // The budget may have decreased since the candidate was recorded.
+      if (!(candidate.bound <= budgets_[0])) break;
       if (static_cast<int>(labels_.size()) - first >= task_.width) {
         dropped_ = true;
         break;
       }
-      add_label(scratch_.data(), candidate.parent, candidate.arc);
-      if (work_ > task_.max_work || ((labels_.size() & 255U) == 0 && clock_.expired())) stopped_ = true;
+      keep(candidate, first);
+      if (exhausted()) return;
     }
     const auto last = static_cast<std::int32_t>(labels_.size());
-    for (std::int32_t label = first; label < last && !stopped_ && !done(); ++label) {
-      extend(label, cut, labels_[at(label)].sender);
-      if (work_ > task_.max_work || ((label & 255) == 0 && clock_.expired())) stopped_ = true;
+    for (std::int32_t label = first; label < last && !done(); ++label) {
+      extend(label, cut);
+      if (exhausted()) return;
     }
   }
 
-  // The cutoff has decreased since the candidate was recorded.
-  bool outdated(const Candidate& candidate, const Arc& arc) const {
-    const double bound = labels_[at(candidate.parent)].cost + step_cost(candidate.parent, arc) +
-                         paid(candidate.parent)[0] + prices_[0].of[at(arc.resource)] +
-                         prices_[0].at(network_, arc.to, arc.sender);
-    return !(bound <= limits_[0]);
+  // Makes a label of a candidate, unless a label at this cut is at least as good.
+  void keep(const Candidate& candidate, std::int32_t first) {
+    const Arc& arc = network_.arc(candidate.step.arc);
+    const Label& parent = labels_[at(candidate.parent)];
+    Label label{candidate.parent, parent.stages + 1, network_.sender(arc), candidate.step, parent.amounts};
+    for (std::size_t p = 0; p < kinds_; ++p) link_[p] = 0;
+    if (candidate.parent > 0 && active_ > 0) {
+      network_.hops(cut_of(parent), parent.sender, network_.group(arc), [&](int width, const double* amounts) {
+        if (width != candidate.step.width) return;
+        for (std::size_t k = 0; k < active_; ++k) label.amounts[k] += amounts[k];
+        for (std::size_t p = 0; p < kinds_; ++p) link_[p] = prices_[p].of(network_, amounts);
+      });
+    }
+    const double* amounts = network_.amounts(candidate.step.arc);
+    for (std::size_t k = 0; k < active_; ++k) label.amounts[k] += amounts[k];
+    std::copy_n(used(candidate.parent), counts_.words(), scratch_.begin());
+    counts_.add(scratch_.data(), network_.resource(arc));
+    if (dominated(first, label)) return;
+    labels_.push_back(label);
+    used_.insert(used_.end(), scratch_.begin(), scratch_.end());
+    for (std::size_t p = 0; p < kinds_; ++p) {
+      const double before = paid_[at(candidate.parent) * kinds_ + p];
+      paid_.push_back(before + link_[p] + prices_[p].of_arc(network_, candidate.step.arc));
+    }
   }
 
-  // Whether a label kept at this cut is at least as good as the one in scratch_.
-  bool dominated(std::int32_t first, std::int32_t sender, double cost) {
+  int cut_of(const Label& label) const { return network_.arc(label.step.arc).to; }
+
+  // Whether a label kept at this cut is at least as good as this one, whose counts are in scratch_.
+  bool dominated(std::int32_t first, const Label& label) {
     const auto last = static_cast<std::int32_t>(labels_.size());
     const std::uint64_t* counts = used_.data() + at(first) * counts_.words();
-    std::int32_t label = first;
-    for (; label < last; ++label, counts += counts_.words()) {
-      const Label& other = labels_[at(label)];
-      if (other.cost <= cost && other.sender == sender && counts_.covers(counts, scratch_.data())) break;
+    std::int32_t other = first;
+    for (; other < last; ++other, counts += counts_.words()) {
+      if (!counts_.covers(counts, scratch_.data())) continue;
+      if (!network_.linked()) break;
+      const Label& known = labels_[at(other)];
+      bool as_good = true;
+      for (std::size_t k = 0; k < active_ && as_good; ++k) as_good = known.amounts[k] <= label.amounts[k];
+      if (as_good && network_.instance().as_good(known.sender, label.sender)) break;
     }
-    work_ += label - first;
-    return label < last;
+    work_ += other - first;
+    return other < last;
   }
 
   const Network& network_;
@@ -219,16 +239,21 @@ class Search {
   const Clock& clock_;
   const Counts counts_;
   const std::size_t kinds_;
-  double cutoff_;
-  std::vector<double> limits_;                 // by prices
+  const std::size_t active_;
+  const int least_;                            // its place among the active amounts; -1: none
+  std::array<double, kAmounts> most_{};        // of the active amounts
+  std::vector<double> budgets_;                // by prices
+  std::vector<double> link_ = std::vector<double>(kinds_, 0);  // price of a link, by prices
   std::vector<std::vector<Candidate>> pending_;  // by cut
   std::vector<Label> labels_;
   std::vector<std::uint64_t> used_;            // [label][word]
-  std::vector<double> paid_;                   // [label][prices]: price of its hosts
+  std::vector<double> paid_;                   // [label][prices]: price of its hosts and amounts
   std::vector<std::uint64_t> scratch_;
   std::int32_t goal_parent_ = -1;
-  std::int32_t goal_arc_ = -1;
+  Step goal_;
+  double reached_ = kInfinity;                 // the goal's amount to be made small
   std::int64_t work_ = 0;
+  unsigned ticks_ = 0;
   bool dropped_ = false;
   bool stopped_ = false;
 };

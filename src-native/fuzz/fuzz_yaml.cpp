@@ -1,9 +1,10 @@
 // Fuzz target for the YAML adapter: for any bytes, it either returns data that the core accepts, or throws
-// SpecError with one line. Anything else (another exception, a crash, a hang) is a bug.
+// SpecError with one line. Anything else (another exception, a crash, a hang) is a bug. The same holds for problems
+// as JSON, which are read as the same kind of tree.
 //
 // The input is one document, which is read as each of the four files in turn; or four documents separated
 // by zero bytes, which no file may contain: models, device types, devices, neighbours. These are also
-// assembled into a problem.
+// assembled into a problem, with and without a choice of microbatch sizes and number types.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "../cli/files_json.hpp"
+#include "../cli/problem_json.hpp"
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
 
@@ -48,14 +50,21 @@ void check_problem(const std::vector<std::string>& texts) {
   const auto neighbors =
       attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
   cli::files_json({models, types, devices, neighbors});
+  if (const auto problem = attempt([&] { return cli::read_problem(texts[0], "problem.json"); })) {
+    validate(problem->problem);
+    cli::problem_json(*problem);
+  }
   if (!models || !types || !devices) return;
   for (const yaml::ModelSpec& model : models->entries) {
     yaml::Request request;
     request.model = model.name;
-    const auto assembly = attempt([&] {
-      return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request);
-    });
-    if (assembly) validate(assembly->problem);
+    for (const bool joint : {false, true}) {
+      if (joint) request.choice.emplace();
+      const auto assembly = attempt([&] {
+        return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request);
+      });
+      if (assembly) validate(assembly->problem);
+    }
   }
 }
 

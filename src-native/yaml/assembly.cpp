@@ -1,6 +1,7 @@
 #include "assembly.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iterator>
 #include <map>
@@ -18,16 +19,32 @@
 namespace pipeedge::yaml {
 namespace {
 
-// Adds to a type of the problem what a transport costs it for uncompressed microbatches.
-void add_handling(const Handling& handling, const Problem& problem, DeviceType& type) {
-  const auto layers = static_cast<std::size_t>(problem.model.layers());
+// A microbatch size and a number type, as profiles have them.
+using Conditions = std::pair<double, std::string>;
+
+std::string words(const Conditions& conditions) {
+  return "microbatches of " + number_text(conditions.first) + " in " + printable(conditions.second);
+}
+
+// Agreement of a profile with float32, if known.
+std::optional<double> agreement_of(const Profile& profile) {
+  return short_dtype(profile.dtype) == "float32" ? 1 : profile.agreement;
+}
+
+// Losses of number types and bits that were not measured only rank plans that are otherwise equal.
+constexpr double kNominalLoss = 0.01;
+double nominal_loss(int bits) { return 0.5 / (std::pow(2.0, bits) - 1); }
+
+// Adds to a type of a setting what a transport costs it for uncompressed microbatches.
+void add_handling(const Handling& handling, const Problem& problem, const Setting& setting, DeviceType& type) {
+  const auto layers = static_cast<std::size_t>(problem.layers());
   type.receive_s.resize(layers);
   type.send_s.resize(layers);
   const auto receive_s = [&](std::size_t cut) {
-    return handling.receive_s + handling.receive_s_per_byte * cut_bytes(problem, static_cast<int>(cut));
+    return handling.receive_s + handling.receive_s_per_byte * cut_bytes(problem, setting, static_cast<int>(cut));
   };
   const auto send_s = [&](std::size_t cut) {
-    return handling.send_s + handling.send_s_per_byte * cut_bytes(problem, static_cast<int>(cut));
+    return handling.send_s + handling.send_s_per_byte * cut_bytes(problem, setting, static_cast<int>(cut));
   };
   for (std::size_t layer = 0; layer < layers; ++layer) {
     type.receive_s[layer] += receive_s(layer);
@@ -65,6 +82,17 @@ bool same_model(const std::string& one, const std::string& other) {
          std::filesystem::equivalent(one, other, error);
 }
 
+// The profiles of a model on a device type; null if there are none.
+const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::string& model) {
+  const auto& models = type.models;
+  auto found = std::find_if(models.begin(), models.end(), [&](const auto& entry) { return entry.model == model; });
+  if (found == models.end()) {
+    found = std::find_if(models.begin(), models.end(),
+                         [&](const auto& entry) { return same_model(entry.model, model); });
+  }
+  return found == models.end() ? nullptr : &found->profiles;
+}
+
 // "it has batch size 8 with dtype float32, ...": the profiles that a type has instead of the requested one.
 std::string offer(const TypeSpec& type, const std::string& model) {
   const std::vector<Profile>* const found = find_profiles(type, model);
@@ -88,50 +116,65 @@ std::vector<std::string> printable_all(const std::vector<std::string>& names) {
   return shown;
 }
 
+// The model of this name, or with another spelling of its directory; null if there is none.
+const ModelSpec* find_model(const Models& models, const std::string& name) {
+  const auto& entries = models.entries;
+  auto found = std::find_if(entries.begin(), entries.end(), [&](const ModelSpec& spec) { return spec.name == name; });
+  if (found == entries.end()) {
+    found = std::find_if(entries.begin(), entries.end(),
+                         [&](const ModelSpec& spec) { return same_model(spec.name, name); });
+  }
+  return found == entries.end() ? nullptr : &*found;
+}
+
 // Puts a problem together, a step for each file; a step uses what those before it have found.
 class Assembler {
  public:
   Assembler(const Models& models, const DeviceTypes& types, const Devices& devices, const Request& request)
       : models_(models), types_(types), devices_(devices), request_(request),
         models_name_(printable(models.name(), 400)), types_name_(printable(types.name(), 400)),
-        devices_name_(printable(devices.name(), 400)), dtype_(short_dtype(request.dtype)) {
+        devices_name_(printable(devices.name(), 400)) {
     for (const auto& [type, name] : request.dtype_of) dtype_of_.emplace(type, short_dtype(name));
     for (const TypeSpec& type : types.entries) type_spec_.emplace(type.name, &type);
   }
 
   Assembly assemble(const Neighbors* neighbors) {
     set_model();
-    check_number_types();
-    set_bytes();
-    for (const TypeSpec& type : types_.entries) add_type(type);
+    for (const Conditions& one : conditions()) add_setting(one);
     add_hosts();
     warn_of_absent_hosts();
     if (!request_.data_host.empty()) set_data_host();
     if (neighbors != nullptr) add_links(*neighbors);
+    if (request_.choice) {
+      add_widths();
+      name_unprofiled();
+    }
     return std::move(assembly_);
   }
 
  private:
-  void warn(std::string line) { assembly_.warnings.push_back(std::move(line)); }
+  void warn(std::string text) {
+    auto& warnings = assembly_.warnings;
+    if (std::find(warnings.begin(), warnings.end(), text) == warnings.end()) warnings.push_back(std::move(text));
+  }
 
   void set_model() {
-    const ModelSpec* const model = find_model(models_, request_.model);
-    if (model == nullptr) throw no_model();
-    if (model->model.layers() == 0) {
-      throw SpecError(models_name_ + ":" + std::to_string(model->line) + ": " + printable(model->name) +
+    model_ = find_model(models_, request_.model);
+    if (model_ == nullptr) throw no_model();
+    if (model_->model.layers() == 0) {
+      throw SpecError(models_name_ + ":" + std::to_string(model_->line) + ": " + printable(model_->name) +
                       " has no layers to schedule");
     }
-    const bool sized = request_.tokens > 0 && model->tokens > 0;
-    problem_.model = sized ? model_at(*model, request_.tokens) : model->model;
+    const bool sized = request_.tokens > 0 && model_->tokens > 0;
+    problem_.model = sized ? model_at(*model_, request_.tokens) : model_->model;
     if (request_.tokens > 0 && !sized) {
-      warn(models_name_ + ": " + printable(model->name) +
+      warn(models_name_ + ": " + printable(model_->name) +
            " does not say for how many tokens its sizes are; they are not scaled to " +
            number_text(request_.tokens) + ": profile the model again");
     }
-    problem_.batch_size = request_.batch_size;
-    problem_.input_bytes = request_.input_bytes;
-    problem_.buffers_in = request_.buffers_in;
-    problem_.buffers_out = request_.buffers_out;
+    if (!request_.choice) return;
+    problem_.max_loss = anything() ? kInfinity : 1 - request_.choice->min_agreement;
+    problem_.max_latency_s = request_.choice->max_latency_s;
   }
 
   SpecError no_model() const {
@@ -142,7 +185,11 @@ class Assembler {
                      (near.empty() ? "" : "did you mean " + near + "? ") + "the file has: " + listing(names));
   }
 
-  void check_number_types() const {
+  // Whether a plan may use what was not measured.
+  bool anything() const { return request_.choice->min_agreement <= 0; }
+
+  // The microbatch sizes and number types of the problem.
+  std::vector<Conditions> conditions() {
     check_number_type(request_.dtype);
     for (const auto& [type, name] : request_.dtype_of) {
       check_number_type(name);
@@ -150,6 +197,24 @@ class Assembler {
         throw SpecError("--dtype-of " + printable(type) + ": no such device type in " + types_name_);
       }
     }
+    if (!request_.choice) return {{request_.batch_size, std::string(short_dtype(request_.dtype))}};
+    std::set<Conditions> offered;
+    for (const TypeSpec* type : used_types()) {
+      const std::vector<Profile>* const profiles = find_profiles(*type, request_.model);
+      for (std::size_t p = 0; profiles != nullptr && p < profiles->size(); ++p) {
+        const Profile& profile = (*profiles)[p];
+        if (asked_for(profile)) offered.emplace(profile.batch_size, std::string(short_dtype(profile.dtype)));
+      }
+    }
+    if (!offered.empty()) return {offered.begin(), offered.end()};
+    // The message about a single microbatch size and number type names what there is.
+    Request single = request_;
+    single.choice.reset();
+    if (!request_.choice->batch_sizes.empty()) single.batch_size = request_.choice->batch_sizes.front();
+    if (!request_.choice->dtypes.empty()) single.dtype = request_.choice->dtypes.front();
+    Assembler(models_, types_, devices_, single).assemble(nullptr);
+    throw SpecError(types_name_ + ": no profile of " + printable(request_.model) +
+                    " has a requested microbatch size and number type");
   }
 
   void check_number_type(const std::string& name) const {
@@ -165,54 +230,119 @@ class Assembler {
                     " has for this model: " + listing({there.begin(), there.end()}));
   }
 
-  void set_bytes() {
+  bool asked_for(const Profile& profile) const {
+    const auto& sizes = request_.choice->batch_sizes;
+    const auto& dtypes = request_.choice->dtypes;
+    const auto same = [&](const std::string& dtype) { return short_dtype(dtype) == short_dtype(profile.dtype); };
+    return (sizes.empty() || std::find(sizes.begin(), sizes.end(), profile.batch_size) != sizes.end()) &&
+           (dtypes.empty() || std::any_of(dtypes.begin(), dtypes.end(), same));
+  }
+
+  // Device types with hosts to plan on.
+  std::vector<const TypeSpec*> used_types() const {
+    std::vector<const TypeSpec*> used;
+    for (const TypeSpec& type : types_.entries) {
+      for (const TypeHosts& entry : devices_.entries) {
+        if (entry.type == type.name && !requested(entry.hosts).empty()) used.push_back(&type);
+      }
+    }
+    return used;
+  }
+
+  void add_setting(const Conditions& conditions) {
+    Setting setting;
+    setting.batch_size = conditions.first;
+    setting.dtype = conditions.second;
+    setting.input_bytes = request_.input_bytes;
+    setting.buffers_in = request_.buffers_in;
+    setting.buffers_out = request_.buffers_out;
     // Links carry the widest type of any stage, whichever stage sends.
-    problem_.element_bytes = dtype_of_.empty() ? find_number_type(dtype_)->element_bytes : 0;
+    setting.element_bytes = dtype_of_.empty() ? find_number_type(setting.dtype)->element_bytes : 0;
     for (const auto& [type, name] : dtype_of_) {
-      problem_.element_bytes = std::max(problem_.element_bytes, find_number_type(name)->element_bytes);
+      setting.element_bytes = std::max(setting.element_bytes, find_number_type(name)->element_bytes);
     }
     // Stages of any dtype give the outputs of the model as float32.
-    problem_.output_bytes = problem_.model.elements_out.back() * find_number_type("float32")->element_bytes;
+    setting.output_bytes = problem_.model.elements_out.back() * find_number_type("float32")->element_bytes;
+    type_index_.emplace_back();
+    for (const TypeSpec& type : types_.entries) add_type(type, setting);
+    problem_.settings.push_back(std::move(setting));
   }
 
-  // Adds a type to the problem if it has a profile for the request.
-  void add_type(const TypeSpec& type) {
+  // Adds a type to a setting if it has a profile for it.
+  void add_type(const TypeSpec& type, Setting& setting) {
     const auto given = dtype_of_.find(type.name);
-    const std::string& dtype = given == dtype_of_.end() ? dtype_ : given->second;
+    const std::string& dtype = given == dtype_of_.end() ? setting.dtype : given->second;
     const std::vector<Profile>* const found = find_profiles(type, request_.model);
-    if (found == nullptr) return;
-    for (const Profile& profile : *found) {
-      if (profile.batch_size != request_.batch_size || short_dtype(profile.dtype) != dtype) continue;
+    for (std::size_t p = 0; found != nullptr && p < found->size(); ++p) {
+      const Profile& profile = (*found)[p];
+      if (profile.batch_size != setting.batch_size || short_dtype(profile.dtype) != dtype) continue;
       if (!dtype_of_.empty() && given == dtype_of_.end()) {
         refused_.insert(type.name);
-        continue;
+      } else {
+        add_profile(type, dtype, profile, setting);
       }
-      add_profile(type, dtype, profile);
     }
   }
 
-  void add_profile(const TypeSpec& type, const std::string& dtype, const Profile& profile) {
+  void add_profile(const TypeSpec& spec, const std::string& dtype, const Profile& profile, Setting& setting) {
     const std::size_t layers = problem_.model.mem_bytes.size();
     if (profile.time_s.size() != layers) {
-      throw SpecError(types_name_ + ":" + std::to_string(profile.line) + ": " + printable(type.name) +
+      throw SpecError(types_name_ + ":" + std::to_string(profile.line) + ": " + printable(spec.name) +
                       ": model_profiles: " + printable(request_.model) + ": time_s: has " +
                       plural(profile.time_s.size(), "value") + " for " + plural(layers, "layer") + " (" +
                       models_name_ + ")");
     }
     if (const std::string why = request_.tokens > 0 ? why_unscaled(profile, request_.tokens) : ""; !why.empty()) {
-      warn(types_name_ + ": " + printable(type.name) + " " + why);
+      warn(types_name_ + ": " + printable(spec.name) + " " + why);
     }
     const bool scales = request_.tokens > 0 && !profile.lengths.empty();
     const Profile at = scales ? profile_at(profile, request_.tokens) : profile;
-    type_index_.emplace(type.name, static_cast<int>(problem_.types.size()));
-    problem_.types.push_back({type.name, type.mem_bytes, type.bw_bytes_per_s,
-                              weights_in(*find_number_type(dtype), profile, problem_.model), at.time_s,
-                              at.receive_s, at.send_s, at.activation_bytes, at.feed_s.value_or(0),
-                              at.collect_s.value_or(0), 0, 0, {}});
-    set_watts(type, profile.busy_w, problem_.types.back());
+    DeviceType type;
+    type.name = spec.name;
+    type.mem_bytes = spec.mem_bytes;
+    type.bw_bytes_per_s = spec.bw_bytes_per_s;
+    type.weight_bytes = weights_in(*find_number_type(dtype), profile, problem_.model);
+    type.time_s = at.time_s;
+    type.receive_s = at.receive_s;
+    type.send_s = at.send_s;
+    type.activation_bytes = at.activation_bytes;
+    type.feed_s = at.feed_s.value_or(0);
+    type.collect_s = at.collect_s.value_or(0);
+    type.notes = {dtype, profile.threads, profile.kernels, lengths_of(profile)};
+    set_watts(spec, profile.busy_w, type);
     const auto handling = profile.handling.find(request_.transport);
-    if (handling != profile.handling.end()) add_handling(handling->second, problem_, problem_.types.back());
-    assembly_.notes.push_back({dtype, profile.threads, profile.kernels, lengths_of(profile), {}});
+    if (handling != profile.handling.end()) add_handling(handling->second, problem_, setting, type);
+    // A stage has the part of the loss that its layers are of the model.
+    const double loss = request_.choice ? loss_of(spec, profile) : 0;
+    if (loss > 0) type.loss.assign(layers, loss / static_cast<double>(layers));
+    type_index_.back().emplace(spec.name, static_cast<int>(setting.types.size()));
+    setting.types.push_back(std::move(type));
+  }
+
+  // Loss of the whole model by a profile; infinite if it is not known and matters.
+  double loss_of(const TypeSpec& type, const Profile& profile) {
+    const std::optional<double> agreement = agreement_of(profile);
+    if (agreement) return std::max(0.0, 1 - *agreement);
+    if (anything()) return kNominalLoss;
+    warn(types_name_ + ": " + printable(type.name) + ": the profile of " +
+         words({profile.batch_size, std::string(short_dtype(profile.dtype))}) +
+         " has no agreement, so it is not used; measure it with profiler.py --agreement N, or allow it with "
+         "--min-agreement 0");
+    return kInfinity;
+  }
+
+  // The type of hosts in a setting; Setting::kUnprofiled if it has none.
+  int type_in(std::size_t setting, const std::string& type) const {
+    const auto found = type_index_[setting].find(type);
+    return found == type_index_[setting].end() ? Setting::kUnprofiled : found->second;
+  }
+
+  void add_host(const std::string& host, const std::string& type) {
+    host_index_.emplace(host, problem_.host_count());
+    problem_.hosts.push_back(host);
+    for (std::size_t s = 0; s < problem_.settings.size(); ++s) {
+      problem_.settings[s].type_of.push_back(type_in(s, type));
+    }
   }
 
   void add_hosts() {
@@ -221,15 +351,12 @@ class Assembler {
       const std::vector<std::string> hosts = requested(entry.hosts);
       if (hosts.empty()) continue;
       listed += hosts.size();
-      const auto type = type_index_.find(entry.type);
-      if (type == type_index_.end()) {
-        leave_out(entry.type, hosts);
-        continue;
+      bool profiled = false;
+      for (std::size_t s = 0; s < problem_.settings.size(); ++s) {
+        profiled = profiled || type_in(s, entry.type) != Setting::kUnprofiled;
       }
-      for (const std::string& host : hosts) {
-        host_index_.emplace(host, static_cast<int>(problem_.hosts.size()));
-        problem_.hosts.push_back({host, type->second});
-      }
+      if (!profiled) leave_out(entry.type, hosts);
+      for (std::size_t h = 0; h < hosts.size() && profiled; ++h) add_host(hosts[h], entry.type);
     }
     if (listed == 0) {
       throw SpecError(devices_name_ + (request_.hosts.empty()
@@ -268,10 +395,12 @@ class Assembler {
       why = "no number type is allowed for its type " + name;
       warn(types_name_ + ": no number type is allowed for " + name + number);
     } else {
+      const Setting& first = problem_.settings.front();
       const std::string lack = " has no profile for " + printable(request_.model) + ", batch size " +
-                               number_text(request_.batch_size) + ", dtype " + printable(dtype_);
+                               number_text(first.batch_size) + ", dtype " + printable(first.dtype);
       why = "its type " + name + lack;
-      if (request_.names_unprofiled) {
+      // name_unprofiled() says it for all settings.
+      if (!request_.choice) {
         warn(types_name_ + ": " + name + lack + "; " + offer(*spec->second, request_.model) + number);
       }
     }
@@ -292,36 +421,42 @@ class Assembler {
     }
   }
 
+  // Where a setting does not have the data host, it gets a type without stages, as feeding and collecting use its
+  // links.
   void set_data_host() {
     const std::string option = "--data-host " + printable(request_.data_host);
     for (const LeftOut& host : assembly_.left_out) {
       if (host.host != request_.data_host || host_index_.count(host.host) != 0) continue;
-      const auto spec = type_spec_.find(host.type);
-      if (spec == type_spec_.end()) throw SpecError(option + ": " + host.why);
-      add_data_host(host, *spec->second);
+      if (type_spec_.count(host.type) == 0) throw SpecError(option + ": " + host.why);
+      add_host(host.host, host.type);
     }
     const auto found = host_index_.find(request_.data_host);
     if (found == host_index_.end()) {
-      std::vector<std::string> names;
-      for (const Host& host : problem_.hosts) names.push_back(printable(host.name));
-      throw SpecError(option + ": no such host in " + devices_name_ + ", which has: " + listing(names));
+      throw SpecError(option + ": no such host in " + devices_name_ + ", which has: " +
+                      listing(printable_all(problem_.hosts)));
     }
     problem_.data_host = found->second;
+    const std::size_t layers = problem_.model.mem_bytes.size();
+    for (Setting& setting : problem_.settings) {
+      int& own = setting.type_of[static_cast<std::size_t>(problem_.data_host)];
+      if (own != Setting::kUnprofiled) continue;
+      const TypeSpec& spec = type_of_host(request_.data_host);
+      DeviceType type;
+      type.name = spec.name + " (data host)";
+      type.bw_bytes_per_s = spec.bw_bytes_per_s;
+      set_watts(spec, std::nullopt, type);
+      type.time_s.assign(layers, 0);
+      type.stage_s.assign((layers + 1) * (layers + 1), kInfinity);
+      own = static_cast<int>(setting.types.size());
+      setting.types.push_back(std::move(type));
+    }
   }
 
-  // Adds a host that has no stage, as feeding and collecting use its links.
-  void add_data_host(const LeftOut& host, const TypeSpec& spec) {
-    const std::size_t layers = problem_.model.mem_bytes.size();
-    DeviceType type;
-    type.name = host.type + " (data host)";
-    type.bw_bytes_per_s = spec.bw_bytes_per_s;
-    set_watts(spec, std::nullopt, type);
-    type.time_s.assign(layers, 0);
-    type.stage_s.assign((layers + 1) * (layers + 1), kInfinity);
-    host_index_.emplace(host.host, static_cast<int>(problem_.hosts.size()));
-    problem_.hosts.push_back({host.host, static_cast<int>(problem_.types.size())});
-    problem_.types.push_back(std::move(type));
-    assembly_.notes.emplace_back();
+  const TypeSpec& type_of_host(const std::string& host) const {
+    const auto entry = std::find_if(devices_.entries.begin(), devices_.entries.end(), [&](const TypeHosts& type) {
+      return std::find(type.hosts.begin(), type.hosts.end(), host) != type.hosts.end();
+    });
+    return *type_spec_.at(entry->type);
   }
 
   void add_links(const Neighbors& neighbors) {
@@ -350,42 +485,80 @@ class Assembler {
     }
   }
 
+  void add_widths() {
+    const std::size_t cuts = problem_.model.mem_bytes.size() + 1;
+    std::vector<std::string> unknown;
+    problem_.widths.clear();
+    for (const int bits : request_.choice->widths) {
+      Width width;
+      width.bits = bits;
+      const auto found = model_->agreement_at_bits.find(bits);
+      if (bits != 0 && found != model_->agreement_at_bits.end()) {
+        width.loss.push_back(0);
+        for (const double agreement : found->second) width.loss.push_back(1 - agreement);
+        width.loss.push_back(0);
+      } else if (bits != 0 && anything()) {
+        width.loss.assign(cuts, nominal_loss(bits));
+      } else if (bits != 0) {
+        unknown.push_back(std::to_string(bits));
+        continue;
+      }
+      problem_.widths.push_back(std::move(width));
+    }
+    if (!unknown.empty()) {
+      warn(models_name_ + ": " + printable(model_->name) + ": agreement_at_bits lacks " + listing(unknown) +
+           ", so links do not have these bits; measure them with profiler.py --sensitivity N, or allow them with "
+           "--min-agreement 0");
+    }
+    if (problem_.widths.empty()) {
+      throw SpecError(assembly_.warnings.back() + "; 0 (uncompressed) is not among --widths");
+    }
+  }
+
+  // "A has no profile of microbatches of 4 in int8, ...": planned without them.
+  void name_unprofiled() {
+    std::set<Conditions> grid;
+    for (const Setting& setting : problem_.settings) {
+      grid.emplace(setting.batch_size, setting.dtype);
+      for (const double size : request_.choice->batch_sizes) grid.emplace(size, setting.dtype);
+      for (const std::string& dtype : request_.choice->dtypes) {
+        grid.emplace(setting.batch_size, std::string(short_dtype(dtype)));
+      }
+    }
+    for (const TypeSpec* type : used_types()) {
+      std::vector<std::string> lacking;
+      for (const Conditions& one : grid) {
+        bool profiled = false;
+        for (std::size_t s = 0; s < problem_.settings.size(); ++s) {
+          const Setting& setting = problem_.settings[s];
+          profiled = profiled || (Conditions(setting.batch_size, setting.dtype) == one &&
+                                  type_in(s, type->name) != Setting::kUnprofiled);
+        }
+        if (!profiled) lacking.push_back(words(one));
+      }
+      if (!lacking.empty()) {
+        warn(types_name_ + ": " + printable(type->name) + " has no profile of " + printable(request_.model) + " for " +
+             listing(lacking) + "; planned without");
+      }
+    }
+  }
+
   const Models& models_;
   const DeviceTypes& types_;
   const Devices& devices_;
   const Request& request_;
   const std::string models_name_, types_name_, devices_name_;  // for messages
-  const std::string dtype_;                                    // of the request, with a short name
-  std::map<std::string, std::string> dtype_of_;                // the same by device type
+  const ModelSpec* model_ = nullptr;
+  std::map<std::string, std::string> dtype_of_;                // short names of the request, by device type
   std::unordered_map<std::string, const TypeSpec*> type_spec_;
   Assembly assembly_;
   Problem& problem_ = assembly_.problem;
-  std::unordered_map<std::string, int> type_index_;  // into problem_.types
+  std::vector<std::unordered_map<std::string, int>> type_index_;  // by setting: into its types
   std::set<std::string> refused_;                    // types whose profiles all have a dtype that is not allowed
   std::unordered_map<std::string, int> host_index_;  // into problem_.hosts
 };
 
 }  // namespace
-
-const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::string& model) {
-  const auto& models = type.models;
-  auto found = std::find_if(models.begin(), models.end(), [&](const auto& entry) { return entry.model == model; });
-  if (found == models.end()) {
-    found = std::find_if(models.begin(), models.end(),
-                         [&](const auto& entry) { return same_model(entry.model, model); });
-  }
-  return found == models.end() ? nullptr : &found->profiles;
-}
-
-const ModelSpec* find_model(const Models& models, const std::string& name) {
-  const auto& entries = models.entries;
-  auto found = std::find_if(entries.begin(), entries.end(), [&](const ModelSpec& spec) { return spec.name == name; });
-  if (found == entries.end()) {
-    found = std::find_if(entries.begin(), entries.end(),
-                         [&](const ModelSpec& spec) { return same_model(spec.name, name); });
-  }
-  return found == entries.end() ? nullptr : &*found;
-}
 
 Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
                   const Neighbors* neighbors, const Request& request) {

@@ -292,12 +292,43 @@ def test_impossible_limits_are_named(cluster: Cluster) -> None:
     assert "fast has no profile for m, batch size 3" in none.error
 
 
+def test_questions_about_the_cluster_are_answered_jointly(cluster: Cluster) -> None:
+    """What other hosts or a loss would do is planned with all that the plan chooses."""
+    done = cluster.run("--plan=auto", "--format=json", "--add-host=fast=2", "--remove-host=f1", "--losses")
+    answer = json.loads(done.out)
+    both = answer["throughput_items_per_s"]
+    alone = planned(cluster, "--hosts=f0")["throughput_items_per_s"]
+    more, fewer, together = answer["what_if"]
+    assert more["throughput_items_per_s"] > both > fewer["throughput_items_per_s"] == pytest.approx(alone)
+    assert together["throughput_items_per_s"] >= both
+    assert [loss["throughput_items_per_s"] for loss in answer["losses"]] == pytest.approx([alone, alone])
+    assert "loss of      f0, f1 (fast): " in done.err
+    assert cluster.run("--plan=auto", "--survive-loss").code == 0
+    refused = cluster.run("--plan=auto", "--survive-loss", "--hosts=f0")
+    assert (refused.code, refused.error) == (
+        3,
+        "no plan survives the loss of any one host: without f0, no host is left",
+    )
+
+
+def test_reasons_count_every_number_type(cluster: Cluster) -> None:
+    """Memory is missing only if it is in the smallest number type, too."""
+    int8 = {**INT8, "weights_MB": [0.5, 1, 0.5, 1]}
+    types = {"fast": {"bw_Mbps": 80, "mem_MB": 2.5, "model_profiles": {"m": [PLAIN, int8]}}}
+    cluster.write("device_types.yml", types)
+    cluster.write("devices.yml", {"fast": ["f0"]})
+    assert (
+        "0.5 MB of memory are missing: the layers need 3.0 MB"
+        in cluster.run("--plan=auto", "-i0", "-o0").error
+    )
+    assert "3.5 MB of memory are missing: the layers need 6.0 MB" in cluster.run("-i0", "-o0").error
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--batch-size=8"], "--batch-size and --plan auto: the plan chooses it"),
         (["--link-bits=8"], "--link-bits and --plan auto: the plan chooses it"),
-        (["--add-host", "fast=1"], "--add-host: not with --plan auto"),
         (["--min-agreement=1.1"], "--min-agreement: '1.1' is not a number from 0 to 1"),
         (["--widths=9"], "--widths: '9' is neither 0, 2 to 8, 16"),
         (["--min-throughput=1"], "--min-throughput needs --objective energy"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,52 +37,14 @@ def without(case: Case, gone: int) -> Case:
     )
 
 
-def as_json(case: Case) -> str:
-    """Return the problem as --problem reads it; hosts are called by their numbers."""
-    kinds: list[dict[str, Any]] = []
-    for kind, times in enumerate(case.time):
-        tables = {"receive_s": case.receive, "send_s": case.send, "activation_bytes": case.activations}
-        seconds = {
-            "feed_s": case.feed,
-            "collect_s": case.collect,
-            "input_send_s": case.input_send,
-            "output_receive_s": case.output_receive,
-        }
-        kinds.append(
-            {
-                "name": f"type{kind}",
-                "mem_bytes": case.type_mem[kind],
-                "bw_bytes_per_s": case.type_bw[kind],
-                "time_s": times.tolist(),
-                **{name: table[kind].tolist() for name, table in tables.items() if table is not None},
-                **{name: float(table[kind]) for name, table in seconds.items() if table is not None},
-            }
-        )
-    # A link in one direction is used for both unless the other one is given too.
-    both = {(b, a): speed for (a, b), speed in case.links.items()} | case.links
-    return json.dumps(
-        {
-            "batch_size": case.batch,
-            "element_bytes": case.element_bytes,
-            "elements_in": float(case.elements[0]),
-            "elements_out": case.elements[1:].tolist(),
-            "weight_bytes": case.mem.tolist(),
-            "input_bytes": case.input_bytes,
-            "buffers_in": case.buffers_in,
-            "buffers_out": case.buffers_out,
-            "types": kinds,
-            "hosts": [{"name": str(host), "type": f"type{kind}"} for host, kind in enumerate(case.hosts)],
-            "links": [
-                {"from": str(a), "to": str(b), "bw_bytes_per_s": bw, "latency_s": latency}
-                for (a, b), (bw, latency) in both.items()
-            ],
-            "data_host": None if case.data_host is None else str(case.data_host),
-        }
-    )
-
-
 def ask(case: Case, *options: str) -> Run:
-    return run("--problem=-", "--format=json", f"--link-bits={case.link_bits}", *options, text=as_json(case))
+    return run(
+        "--problem=-",
+        "--format=json",
+        f"--link-bits={case.link_bits}",
+        *options,
+        text=json.dumps(case.to_json()),
+    )
 
 
 def test_losses_agree_with_all_schedules_of_the_other_hosts() -> None:

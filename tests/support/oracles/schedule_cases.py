@@ -1,4 +1,4 @@
-"""Generate random scheduling problems as plain arrays, with their arguments for the native solver.
+"""Generate random scheduling problems as plain arrays and as JSON.
 
 Many consist of small whole numbers, so that several schedules have exactly the same bottleneck and ties must
 be broken as documented; the others use arbitrary reals.
@@ -55,41 +55,42 @@ class Case:
     def layers(self) -> int:
         return len(self.mem)
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments for ``pipeedge._native.schedule``."""
-        pairs = np.array(sorted(self.links), dtype=np.int64).reshape(-1, 2)
-        speeds = [self.links[int(a), int(b)] for a, b in pairs]
+    def to_json(self) -> dict[str, Any]:
+        """Return the problem as ``sched-pipeline --problem`` reads it; hosts are called by their numbers."""
+        tables = {"receive_s": self.receive, "send_s": self.send, "activation_bytes": self.activations}
+        seconds = {
+            "feed_s": self.feed,
+            "collect_s": self.collect,
+            "input_send_s": self.input_send,
+            "output_receive_s": self.output_receive,
+        }
+        kinds = [
+            {
+                "name": f"type{kind}",
+                "mem_bytes": float(self.type_mem[kind]),
+                "bw_bytes_per_s": float(self.type_bw[kind]),
+                "time_s": times.tolist(),
+                **{name: table[kind].tolist() for name, table in tables.items() if table is not None},
+                **{name: float(table[kind]) for name, table in seconds.items() if table is not None},
+            }
+            for kind, times in enumerate(self.time)
+        ]
         return {
-            "mem_bytes": self.mem,
-            "elements_out": self.elements[1:],
-            "elements_in": float(self.elements[0]),
-            "type_mem_bytes": self.type_mem,
-            "type_bw_bytes_per_s": self.type_bw,
-            "type_time_s": self.time,
-            "host_types": np.array(self.hosts, dtype=np.int64),
-            "link_hosts": pairs,
-            "link_bw_bytes_per_s": np.array([bw for bw, _ in speeds]),
-            "link_latency_s": np.array([latency for _, latency in speeds]),
-            "data_host": self.data_host,
             "batch_size": self.batch,
             "element_bytes": self.element_bytes,
+            "elements_in": float(self.elements[0]),
+            "elements_out": self.elements[1:].tolist(),
+            "weight_bytes": self.mem.tolist(),
+            "input_bytes": self.input_bytes,
             "buffers_in": self.buffers_in,
             "buffers_out": self.buffers_out,
-            "link_bits": self.link_bits,
-            "input_bytes": self.input_bytes,
-            **{
-                name: table
-                for name, table in (
-                    ("type_receive_s", self.receive),
-                    ("type_send_s", self.send),
-                    ("type_activation_bytes", self.activations),
-                    ("type_feed_s", self.feed),
-                    ("type_collect_s", self.collect),
-                    ("type_input_send_s", self.input_send),
-                    ("type_output_receive_s", self.output_receive),
-                )
-                if table is not None
-            },
+            "types": kinds,
+            "hosts": [{"name": str(host), "type": f"type{kind}"} for host, kind in enumerate(self.hosts)],
+            "links": [
+                {"from": str(a), "to": str(b), "bw_bytes_per_s": bw, "latency_s": latency}
+                for (a, b), (bw, latency) in sorted(self.links.items())
+            ],
+            "data_host": None if self.data_host is None else str(self.data_host),
         }
 
     def handling(self, host: int, first: int, last: int) -> float:

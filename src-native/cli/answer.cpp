@@ -1,0 +1,210 @@
+#include "answer.hpp"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "../core/conditions.hpp"
+#include "../core/link_bits.hpp"
+#include "../yaml/wording.hpp"
+
+namespace pipeedge::cli {
+namespace {
+
+std::vector<std::string> printable_all(const std::set<std::string>& names) {
+  std::vector<std::string> shown;
+  for (const std::string& name : names) shown.push_back(yaml::printable(name));
+  return shown;
+}
+
+// `problem` with a change applied, which may have no hosts. Throws UsageError if the change names an unknown type or
+// host, or removes the data host.
+Problem changed(const Problem& problem, const Change& change) {
+  if (change.kind == Change::Kind::kScaleBandwidth) return with_bandwidth(problem, change.factor);
+  const std::string text = yaml::printable(change.text);
+  if (change.kind == Change::Kind::kAddHost) {
+    Problem larger = with_hosts(problem, change.name, change.count);
+    if (larger.hosts.size() > problem.hosts.size()) return larger;
+    std::set<std::string> names;
+    for (const Setting& setting : problem.settings) {
+      for (const DeviceType& type : setting.types) names.insert(type.name);
+    }
+    throw UsageError(text + ": no such device type with a profile for the request; there are: " +
+                     yaml::listing(printable_all(names)));
+  }
+  const auto found = std::find(problem.hosts.begin(), problem.hosts.end(), change.name);
+  if (found == problem.hosts.end()) {
+    throw UsageError(text + ": no such host to schedule on; there are: " +
+                     yaml::listing(printable_all({problem.hosts.begin(), problem.hosts.end()})));
+  }
+  const int gone = static_cast<int>(found - problem.hosts.begin());
+  if (gone == problem.data_host) throw UsageError(text + ": it is the data host; name another with --data-host");
+  return without_host(problem, gone);
+}
+
+class Planner {
+ public:
+  Planner(NamedProblem named, const CommandLine& line) : line_(line) {
+    answer_.named = std::move(named);
+    answer_.options = line.solver;
+  }
+
+  Answer plan_only() {
+    answer_.solution = solve_as_asked(answer_.named.problem);
+    return std::move(answer_);
+  }
+
+  Answer plan() {
+    const Problem& problem = answer_.named.problem;
+    const std::vector<WhatIf> questions = what_ifs();      // wrong ones are refused before the search
+    answer_.solution = solve_as_asked(problem);
+    if (answer_.found()) {
+      answer_.costs = evaluate(problem, answer_.solution.stages);
+      if (line_.reports()) add_unused();
+      if (line_.losses || line_.survive_loss) add_losses();
+      if (line_.explain && answer_.named.joint) {
+        answer_.next_best = next_best(problem, answer_.solution, line_.solver);
+      }
+    } else if (answer_.solution.status == Status::kInfeasible) {
+      answer_.why = why_no_plan(problem, line_.solver);
+    }
+    for (std::size_t q = 0; q < questions.size(); ++q) answer_.what_ifs.push_back(answered(questions[q], changed_[q]));
+    return std::move(answer_);
+  }
+
+ private:
+  Solution solve_as_asked(const Problem& problem) const {
+    if (problem.hosts.empty()) {
+      Solution none;
+      none.status = Status::kInfeasible;
+      return none;
+    }
+    return line_.auto_link_bits ? solve_with_auto_bits(problem, line_.solver) : solve(problem, line_.solver);
+  }
+
+  // One question for each change and, if there are several, one for all of them together.
+  std::vector<WhatIf> what_ifs() {
+    std::vector<WhatIf> questions;
+    const Problem& today = answer_.named.problem;
+    WhatIf together;
+    Problem all = today;
+    for (const Change& change : line_.changes) {
+      questions.push_back({change.text, {}, {}});
+      changed_.push_back(changed(today, change));
+      together.text += (together.text.empty() ? "" : " ") + change.text;
+      all = changed(all, change);
+    }
+    if (questions.size() > 1) {
+      questions.push_back(std::move(together));
+      changed_.push_back(std::move(all));
+    }
+    return questions;
+  }
+
+  WhatIf answered(WhatIf question, const Problem& problem) const {
+    question.solution = solve_as_asked(problem);
+    if (question.solution.status == Status::kInfeasible) question.why = why_no_plan(problem, line_.solver);
+    return question;
+  }
+
+  void add_unused() {
+    const Problem& problem = answer_.named.problem;
+    std::set<int> used;
+    for (const Stage& stage : answer_.solution.stages) used.insert(stage.host);
+    for (int host = 0; host < problem.host_count(); ++host) {
+      const auto bids = [&](const Setting& setting) {
+        return setting.type(host) == nullptr || setting.type(host)->bids();
+      };
+      // A data host without a profile is among those left out.
+      if (used.count(host) != 0 || std::all_of(problem.settings.begin(), problem.settings.end(), bids)) continue;
+      answer_.unused.push_back({host, why_unused(problem, host, line_.solver.objective, answer_.solution)});
+    }
+  }
+
+  void add_losses() {
+    const Problem& problem = answer_.named.problem;
+    answer_.losses.emplace();
+    const std::vector<Loss> losses =
+        find_losses(problem, answer_.solution, [&](const Problem& rest) { return solve_as_asked(rest); });
+    const Loss* const fatal = line_.survive_loss ? first_fatal(losses) : nullptr;
+    for (const Loss& loss : losses) {
+      LossOfHost one{loss, {}};
+      if (loss.effect == Loss::Effect::kEnds && !loss.of_data_host) {
+        one.why = why_no_plan(without_host(problem, loss.host), line_.solver);
+      }
+      answer_.losses->push_back(std::move(one));
+    }
+    if (fatal != nullptr) answer_.refused = fatal->host;
+  }
+
+  const CommandLine& line_;
+  Answer answer_;
+  std::vector<Problem> changed_;       // by question
+};
+
+// The stages of a given plan, at the first microbatch size for which all of them were profiled.
+std::vector<Stage> stages_of(Problem& problem, const GivenPlan& given) {
+  std::string lacking;
+  for (const Setting& candidate : problem.settings) {
+    std::vector<Stage> stages;
+    for (const GivenStage& one : given) {
+      const auto host = std::find(problem.hosts.begin(), problem.hosts.end(), one.host);
+      if (host == problem.hosts.end()) {
+        throw UsageError("the plan names the host " + yaml::printable(one.host) + "; there are: " +
+                         yaml::listing(printable_all({problem.hosts.begin(), problem.hosts.end()})));
+      }
+      Stage stage{static_cast<int>(host - problem.hosts.begin()), one.first, one.last, -1, 0};
+      for (std::size_t s = 0; s < problem.settings.size() && stage.setting < 0; ++s) {
+        const Setting& setting = problem.settings[s];
+        const DeviceType* const type = setting.type(stage.host);
+        if (setting.batch_size != candidate.batch_size || type == nullptr) continue;
+        // A schedule names no number type where it is float32, or where all have the same.
+        const std::string wanted = one.dtype.empty() && problem.settings.size() > 1 ? "float32" : one.dtype;
+        if (wanted.empty() || wanted == type->notes.dtype || wanted == setting.dtype) stage.setting = static_cast<int>(s);
+      }
+      if (stage.setting < 0) {
+        lacking = yaml::printable(one.host) + (one.dtype.empty() ? "" : " in " + yaml::printable(one.dtype));
+        break;
+      }
+      const auto width = std::find_if(problem.widths.begin(), problem.widths.end(),
+                                      [&](const Width& known) { return known.bits == one.bits; });
+      stage.width = static_cast<int>(width - problem.widths.begin());
+      if (width == problem.widths.end()) problem.widths.push_back({one.bits, {}});
+      stages.push_back(stage);
+    }
+    if (stages.size() == given.size()) return stages;
+  }
+  throw UsageError("the plan has a stage on " + lacking + ", which has no such profile");
+}
+
+}  // namespace
+
+Answer plan(NamedProblem named, const CommandLine& line) { return Planner(std::move(named), line).plan(); }
+
+Answer plan_only(NamedProblem named, const CommandLine& line) { return Planner(std::move(named), line).plan_only(); }
+
+Answer evaluate_plan(NamedProblem named, const GivenPlan& given, const CommandLine& line) {
+  Answer answer;
+  answer.named = std::move(named);
+  answer.options = line.solver;
+  answer.given = true;
+  Solution& solution = answer.solution;
+  try {
+    solution.stages = stages_of(answer.named.problem, given);
+    answer.costs = evaluate(answer.named.problem, solution.stages);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(std::string("the plan: ") + error.what());
+  }
+  solution.status = Status::kOptimal;
+  solution.batch_size = answer.named.problem.setting(solution.stages.front().setting).batch_size;
+  solution.period_s = answer.costs.period_s;
+  solution.latency_s = answer.costs.latency_s;
+  solution.loss = answer.costs.loss;
+  solution.objective = line.solver.objective == Objective::kLatency ? solution.latency_s
+                                                                    : solution.period_s / solution.batch_size;
+  solution.lower_bound = solution.objective;
+  return answer;
+}
+
+}  // namespace pipeedge::cli

@@ -1,0 +1,194 @@
+#include "alternatives.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "conditions.hpp"
+#include "costs.hpp"
+#include "instance.hpp"
+
+namespace pipeedge {
+namespace {
+
+constexpr double kSecondsEach = 1;     // for each question that is planned anew
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+double objective_of(const Costs& costs, double batch_size, Objective objective) {
+  switch (objective) {
+    case Objective::kLatency: return costs.latency_s;
+    case Objective::kEnergy: return *costs.joules / batch_size;
+    case Objective::kThroughput: break;
+  }
+  return costs.period_s / batch_size;
+}
+
+// Without the settings of which `gone` holds.
+template <typename Gone>
+Problem without_settings(Problem problem, Gone gone) {
+  auto& settings = problem.settings;
+  settings.erase(std::remove_if(settings.begin(), settings.end(), gone), settings.end());
+  return problem;
+}
+
+class Alternatives {
+ public:
+  Alternatives(const Problem& problem, const Solution& solution, const Options& options)
+      : problem_(problem), links_(problem), solution_(solution), options_(options) {
+    options_.time_limit_s = std::min(options.time_limit_s, kSecondsEach);
+  }
+
+  std::vector<NextBest> all() {
+    batch_size();
+    dtypes();
+    for (int s = 0; s < static_cast<int>(solution_.stages.size()); ++s) stage_dtype(s);
+    for (int s = 0; s + 1 < static_cast<int>(solution_.stages.size()); ++s) link_bits(s);
+    for (const Stage& stage : solution_.stages) host(stage.host);
+    return std::move(found_);
+  }
+
+ private:
+  using Choice = NextBest::Choice;
+
+  NextBest next(Choice choice) const {
+    NextBest next;
+    next.choice = choice;
+    return next;
+  }
+  const Stage& stage(int s) const { return solution_.stages[at(s)]; }
+
+  void plan_anew(const Problem& problem, NextBest next) {
+    if (!problem.settings.empty() && !problem.hosts.empty()) {
+      const Solution other = solve(problem, options_);
+      next.feasible = !other.stages.empty();
+      next.objective = other.objective;
+      next.loss = other.loss;
+      next.batch_size = other.batch_size;
+    }
+    found_.push_back(std::move(next));
+  }
+
+  void batch_size() {
+    const auto same = [&](const Setting& one) { return one.batch_size == solution_.batch_size; };
+    if (std::all_of(problem_.settings.begin(), problem_.settings.end(), same)) return;
+    plan_anew(without_settings(problem_, same), next(Choice::kBatchSize));
+  }
+
+  void dtypes() {
+    std::set<std::string> all;
+    std::set<std::string> chosen;
+    for (const Setting& one : problem_.settings) all.insert(one.dtype);
+    for (const Stage& stage : solution_.stages) chosen.insert(problem_.setting(stage.setting).dtype);
+    if (all.size() < 2) return;
+    for (const std::string& dtype : chosen) {
+      NextBest without = next(Choice::kDtype);
+      without.dtype = dtype;
+      plan_anew(without_settings(problem_, [&](const Setting& one) { return one.dtype == dtype; }), std::move(without));
+    }
+  }
+
+  // The best of the plans with one stage or link changed.
+  void keep_best(NextBest& best, const std::vector<Stage>& stages, int instead) const {
+    const Costs costs = evaluate(problem_, links_, stages);
+    const double objective = objective_of(costs, solution_.batch_size, options_.objective);
+    if (!costs.fits() || costs.loss > loosened(problem_.max_loss) || costs.latency_s > problem_.max_latency_s) return;
+    if (loosened(solution_.batch_size) < options_.min_items_per_s * costs.period_s) return;
+    if (!(objective < kInfinity) || !(costs.loss < kInfinity)) return;
+    if (best.feasible && std::make_pair(objective, costs.loss) >= std::make_pair(best.objective, best.loss)) return;
+    best.feasible = true;
+    best.instead = instead;
+    best.objective = objective;
+    best.loss = costs.loss;
+  }
+
+  void stage_dtype(int s) {
+    NextBest best = next(Choice::kStageDtype);
+    best.stage = s;
+    best.dtype = problem_.setting(stage(s).setting).dtype;
+    bool others = false;
+    for (int other = 0; other < static_cast<int>(problem_.settings.size()); ++other) {
+      const Setting& one = problem_.setting(other);
+      if (other == stage(s).setting || one.batch_size != solution_.batch_size) continue;
+      if (one.type(stage(s).host) == nullptr) continue;
+      others = true;
+      std::vector<Stage> stages = solution_.stages;
+      stages[at(s)].setting = other;
+      keep_best(best, stages, other);
+    }
+    if (others) found_.push_back(std::move(best));
+  }
+
+  void link_bits(int s) {
+    if (problem_.widths.size() < 2) return;
+    NextBest best = next(Choice::kLinkBits);
+    best.stage = s;
+    for (int other = 0; other < static_cast<int>(problem_.widths.size()); ++other) {
+      const Width& width = problem_.widths[at(other)];
+      if (other == stage(s).width || !useful(problem_.setting(stage(s).setting), width.bits)) continue;
+      std::vector<Stage> stages = solution_.stages;
+      stages[at(s)].width = other;
+      keep_best(best, stages, other);
+    }
+    found_.push_back(std::move(best));
+  }
+
+  void host(int host) {
+    NextBest without = next(Choice::kHost);
+    without.host = host;
+    plan_anew(without_stages_on(problem_, host), std::move(without));
+  }
+
+  const Problem& problem_;
+  const LinkTable links_;
+  const Solution& solution_;
+  Options options_;
+  std::vector<NextBest> found_;
+};
+
+}  // namespace
+
+std::vector<NextBest> next_best(const Problem& problem, const Solution& solution, const Options& options) {
+  return Alternatives(problem, solution, options).all();
+}
+
+std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver) {
+  std::vector<Loss> losses(problem.hosts.size());
+  std::vector<char> used(problem.hosts.size(), 0);
+  for (const Stage& stage : now.stages) used[at(stage.host)] = 1;
+  const Instance instance(problem, LinkTable(problem), now.batch_size);
+  // With several microbatch sizes, hosts that are alike at one of them may differ at another.
+  const bool alike = instance.settings() == static_cast<int>(problem.settings.size());
+  std::vector<std::optional<Solution>> after(at(instance.classes()));  // without one host of the class
+  for (int host = 0; host < problem.host_count(); ++host) {
+    Loss& loss = losses[at(host)];
+    loss.host = host;
+    loss.of_data_host = host == problem.data_host;
+    if (loss.of_data_host) loss.effect = Loss::Effect::kEnds;
+    if (loss.of_data_host || used[at(host)] == 0) continue;
+    std::optional<Solution>& rest = after[at(instance.class_of(host))];
+    if (!rest || !alike) {
+      Solution none;
+      none.status = Status::kInfeasible;
+      rest = problem.hosts.size() == 1 ? none : solver(without_host(problem, host));
+    }
+    loss.after = *rest;
+    loss.effect = !loss.after.stages.empty()                    ? Loss::Effect::kContinues
+                  : loss.after.status == Status::kInfeasible ? Loss::Effect::kEnds
+                                                             : Loss::Effect::kUnknown;
+  }
+  return losses;
+}
+
+const Loss* first_fatal(const std::vector<Loss>& losses) {
+  for (const Loss::Effect effect : {Loss::Effect::kEnds, Loss::Effect::kUnknown}) {
+    const auto found = std::find_if(losses.begin(), losses.end(), [&](const Loss& loss) {
+      return loss.effect == effect && !loss.of_data_host;
+    });
+    if (found != losses.end()) return &*found;
+  }
+  return nullptr;
+}
+
+}  // namespace pipeedge

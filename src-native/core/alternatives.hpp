@@ -1,0 +1,63 @@
+// What else there is: the next best in place of each choice of a plan, and what the loss of each host would cost.
+//
+// After a loss, a run goes on with the best plan for the hosts that are left. So whether host h can be lost does not
+// depend on the plan: if the layers fit on the others, every plan survives its loss; if they do not, no feasible plan
+// is without h, and none survives it. A plan that survives every loss is therefore the best plan, or there is none, and
+// both are proven by solving the problem without each host.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "problem.hpp"
+
+namespace pipeedge {
+
+// How a problem is to be solved: for all questions in the same way, such as with automatic bits.
+using Solver = std::function<Solution(const Problem&)>;
+
+// A choice of a plan, and the next best in its place.
+struct NextBest {
+  enum class Choice { kBatchSize, kDtype, kStageDtype, kLinkBits, kHost };
+
+  Choice choice = Choice::kHost;
+  int stage = 0;                       // kStageDtype, and kLinkBits for the link after it
+  int host = 0;                        // kHost
+  std::string dtype;                   // the number type chosen: kDtype and kStageDtype
+  bool feasible = false;
+  double batch_size = 0;               // kBatchSize: the next best
+  int instead = 0;                     // the next best: kStageDtype: setting; kLinkBits: width
+  double objective = kInfinity;        // as Solution::objective
+  double loss = 0;
+
+  // Whether all other choices are made anew, rather than kept.
+  bool planned_anew() const { return choice != Choice::kStageDtype && choice != Choice::kLinkBits; }
+};
+
+// Hosts, microbatch size and number types of the plan are planned anew without what was chosen; a stage's number
+// type and a link's bits are changed with all others as they are.
+std::vector<NextBest> next_best(const Problem& problem, const Solution& solution, const Options& options);
+
+// The loss of one host.
+struct Loss {
+  enum class Effect {
+    kNone,                             // no stage is there
+    kContinues,                        // the others run all layers
+    kEnds,                             // the others cannot
+    kUnknown,                          // none was found within the time limit, and none could be ruled out
+  };
+
+  int host = 0;
+  Effect effect = Effect::kNone;
+  bool of_data_host = false;           // ends every run, whatever fits
+  Solution after;                      // plan of the others; empty for kNone and the data host
+};
+
+// One entry for each host, in their order. Hosts that are equivalent are asked about once.
+std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver);
+
+// The first host, apart from the data host, whose loss cannot be taken or is undecided; null if there is none.
+const Loss* first_fatal(const std::vector<Loss>& losses);
+
+}  // namespace pipeedge
