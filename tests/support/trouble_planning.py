@@ -222,6 +222,24 @@ def a_loss_ends_the_run(patch: Patch) -> str:
     return schedule("--survive-loss", kind={**KIND, "mem_MB": 4})
 
 
+@says("the plan: layer 4 is in no stage")
+def an_evaluated_schedule_lacks_a_layer(patch: Patch) -> str:
+    Path("s.yml").write_text("- a: [1, 3]\n")
+    return schedule("--evaluate", "s.yml")
+
+
+@says("the plan names the host f9; there are: …")
+def an_evaluated_schedule_names_another_host(patch: Patch) -> str:
+    Path("s.yml").write_text("- f9: [1, 4]\n")
+    return schedule("--evaluate", "s.yml")
+
+
+@says("…: the slowness of the host f0 must be above 0")
+def a_host_is_infinitely_fast(patch: Patch) -> str:
+    Path("c.yml").write_text("hosts: [{host: f0, slowness: 0}]\n")
+    return schedule("--conditions", "c.yml", devices={"board": ["f0", "b"]})
+
+
 @says("the memory is enough, but no links with bandwidth join the hosts it takes")
 def links_without_bandwidth(patch: Patch) -> str:
     return schedule(kind={**KIND, "bw_Mbps": 0, "mem_MB": 4})
