@@ -7,23 +7,21 @@
 
 namespace pipeedge::attention {
 
-bool supports(Element element) {
+namespace {
+
+bool has_avx512() {
 #ifdef PIPEEDGE_ATTENTION_X86
   __builtin_cpu_init();
-  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
-    return false;
-  }
-  return element == Element::kFloat32 || __builtin_cpu_supports("avx512bf16");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #else
-  static_cast<void>(element);
   return false;
 #endif
 }
 
-void attend(Element element, const Problem& problem, std::size_t threads) {
+template <typename Value>
+void attend_heads([[maybe_unused]] const Problem<Value>& problem, [[maybe_unused]] std::size_t threads) {
 #ifdef PIPEEDGE_ATTENTION_X86
-  const auto attend_head = element == Element::kFloat32 ? attend_head_float32 : attend_head_bfloat16;
   const std::size_t padded = padded_tokens(problem.tokens);
   const std::size_t attended = std::min(problem.tokens, 2 * problem.reach + 1);
   const std::size_t work = 2 * problem.tokens * attended * problem.head_size;
@@ -40,11 +38,26 @@ void attend(Element element, const Problem& problem, std::size_t threads) {
       attend_head(problem, i / problem.heads, i % problem.heads, memory);
     }
   });
-#else
-  static_cast<void>(element);
-  static_cast<void>(problem);
-  static_cast<void>(threads);
 #endif
 }
+
+}  // namespace
+
+template <>
+bool supports<float>() {
+  return has_avx512();
+}
+
+template <>
+bool supports<Bfloat16>() {
+#ifdef PIPEEDGE_ATTENTION_X86
+  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
+void attend(const Problem<float>& problem, std::size_t threads) { attend_heads(problem, threads); }
+void attend(const Problem<Bfloat16>& problem, std::size_t threads) { attend_heads(problem, threads); }
 
 }  // namespace pipeedge::attention

@@ -18,8 +18,8 @@
 
 namespace pipeedge::attention {
 
-/// Number type of queries, keys, values and results; scores are float32.
-enum class Element { kFloat32, kBfloat16 };
+/// The bits of a bfloat16. Queries, keys, values and results are float or Bfloat16; scores are float.
+using Bfloat16 = std::uint16_t;
 
 /// Head sizes are multiples of this.
 constexpr std::size_t kHeadMultiple = 16;
@@ -27,23 +27,30 @@ constexpr std::size_t kHeadMultiple = 16;
 /// A reach that makes every query attend to all keys.
 constexpr std::size_t kEverywhere = static_cast<std::size_t>(-1) / 4;
 
-struct Problem {
-  const void* qkv = nullptr;
+/// All of a problem but the queries, keys, values and results.
+struct Shape {
   const float* bias = nullptr;       // [items, tokens], added to the scores of each key, or null
   const float* distances = nullptr;  // [heads, 2 tokens - 1], the scores of key j for query i get j - i + tokens - 1
   const float* cosines = nullptr;    // [rotated, head_size / 2] of the angles by which queries and keys are rotated
   const float* sines = nullptr;
-  void* out = nullptr;
   std::size_t items = 0, tokens = 0, heads = 0;
   std::size_t head_size = 0;        // D / heads, a multiple of kHeadMultiple
   std::size_t rotated = 0;          // number of tokens at the end of a sentence that are rotated
   std::size_t reach = kEverywhere;  // largest distance between a query and the keys that it attends to
 };
 
-/// Whether this processor has the instructions: AVX-512, and for bfloat16 those for products of bfloat16.
-bool supports(Element element);
+template <typename Value>
+struct Problem : Shape {
+  const Value* qkv = nullptr;
+  Value* out = nullptr;
+};
 
-/// Computes `out`. The element must be supported.
-void attend(Element element, const Problem& problem, std::size_t threads);
+/// Whether this processor has the instructions: AVX-512, and for Bfloat16 those for products of bfloat16.
+template <typename Value>
+bool supports();
+
+/// Computes `out`. The number type must be supported.
+void attend(const Problem<float>& problem, std::size_t threads);
+void attend(const Problem<Bfloat16>& problem, std::size_t threads);
 
 }  // namespace pipeedge::attention

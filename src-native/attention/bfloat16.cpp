@@ -3,8 +3,8 @@
 namespace pipeedge::attention {
 namespace {
 
-struct Bfloat16 {
-  using Stored = uint16_t;
+struct Bfloat16Lanes {
+  using Stored = Bfloat16;
   static constexpr size_t kInUnit = 2;
 
   static __m512 multiply_add(__m512 sum, __m512 a, __m512 b) {
@@ -43,8 +43,8 @@ struct Bfloat16 {
 
 }  // namespace
 
-void attend_head_bfloat16(const Problem& problem, size_t item, size_t head, const HeadMemory& memory) {
-  attend_head<Bfloat16>(problem, item, head, memory);
+void attend_head(const Problem<Bfloat16>& problem, size_t item, size_t head, const HeadMemory& memory) {
+  attend_head_in<Bfloat16Lanes>(problem, item, head, memory);
 }
 
 }  // namespace pipeedge::attention

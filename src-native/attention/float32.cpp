@@ -24,8 +24,8 @@ struct Float32 {
 
 }  // namespace
 
-void attend_head_float32(const Problem& problem, size_t item, size_t head, const HeadMemory& memory) {
-  attend_head<Float32>(problem, item, head, memory);
+void attend_head(const Problem<float>& problem, size_t item, size_t head, const HeadMemory& memory) {
+  attend_head_in<Float32>(problem, item, head, memory);
 }
 
 }  // namespace pipeedge::attention

@@ -24,18 +24,18 @@ constexpr std::size_t padded_tokens(std::size_t tokens) {
 }
 
 /// Bytes of the packed keys, and of the packed values.
-constexpr std::size_t packed_bytes(const Problem& problem) {
-  return padded_tokens(problem.tokens) * problem.head_size * sizeof(float);
+constexpr std::size_t packed_bytes(const Shape& shape) {
+  return padded_tokens(shape.tokens) * shape.head_size * sizeof(float);
 }
 
 /// Bytes of the queries or keys that are rotated at once.
-constexpr std::size_t rotated_bytes(const Problem& problem) {
-  return kVectorLanes * problem.head_size * sizeof(float);
+constexpr std::size_t rotated_bytes(const Shape& shape) {
+  return kVectorLanes * shape.head_size * sizeof(float);
 }
 
 #ifdef PIPEEDGE_ATTENTION_X86
-void attend_head_float32(const Problem& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
-void attend_head_bfloat16(const Problem& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
+void attend_head(const Problem<float>& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
+void attend_head(const Problem<Bfloat16>& problem, std::size_t item, std::size_t head, const HeadMemory& memory);
 #endif
 
 }  // namespace pipeedge::attention

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,15 +22,14 @@ namespace {
 
 using pipeedge::bindings::require;
 
-void require_element(const py::array& array, const char* name, attention::Element element, std::size_t size,
-                     bool written) {
-  if (element == attention::Element::kFloat32) return require<float>(array, name, "float32", size, written);
-  require<std::uint16_t>(array, name, "uint16 (the bits of bfloat16)", size, written);
+template <typename Value>
+const char* name_of() {
+  return std::is_same_v<Value, float> ? "float32" : "uint16 (the bits of bfloat16)";
 }
 
 using Rotation = std::pair<py::array, py::array>;
 
-void set_rotation(attention::Problem& problem, const Rotation& rotation) {
+void set_rotation(attention::Shape& problem, const Rotation& rotation) {
   const auto& [cosines, sines] = rotation;
   if (cosines.ndim() != 2 || static_cast<std::size_t>(cosines.shape(0)) > problem.tokens) {
     throw py::value_error("the rotation is not of angles for each of at most " + std::to_string(problem.tokens) +
@@ -43,12 +43,21 @@ void set_rotation(attention::Problem& problem, const Rotation& rotation) {
   problem.sines = static_cast<const float*>(sines.data());
 }
 
+template <typename Value>
+void attend_in(const py::array& qkv, attention::Problem<Value> problem, py::array& out, py::ssize_t threads) {
+  if (!attention::supports<Value>()) throw py::value_error("this processor has no attention for this number type");
+  const std::size_t results = problem.items * problem.tokens * problem.heads * problem.head_size;
+  require<Value>(qkv, "qkv", name_of<Value>(), 3 * results, false);
+  require<Value>(out, "out", name_of<Value>(), results, true);
+  problem.qkv = static_cast<const Value*>(qkv.data());
+  problem.out = static_cast<Value*>(out.mutable_data());
+  py::gil_scoped_release unlocked;
+  attention::attend(problem, static_cast<std::size_t>(threads));
+}
+
 void attend(const py::array& qkv, py::ssize_t heads, const std::optional<py::array>& bias,
             const std::optional<py::array>& distances, const std::optional<Rotation>& rotation,
             std::optional<py::ssize_t> reach, py::array& out, py::ssize_t threads) {
-  const bool wide = py::isinstance<py::array_t<float>>(qkv);
-  const attention::Element element = wide ? attention::Element::kFloat32 : attention::Element::kBfloat16;
-  if (!attention::supports(element)) throw py::value_error("this processor has no attention for this number type");
   if (qkv.ndim() != 3) throw py::value_error("qkv has " + std::to_string(qkv.ndim()) + " dimensions, not 3");
   const auto width = static_cast<std::size_t>(qkv.shape(2));
   if (heads < 1 || width % (3 * static_cast<std::size_t>(heads) * attention::kHeadMultiple) != 0) {
@@ -57,38 +66,36 @@ void attend(const py::array& qkv, py::ssize_t heads, const std::optional<py::arr
                           std::to_string(attention::kHeadMultiple));
   }
   if (threads < 1) throw py::value_error(std::to_string(threads) + " threads: at least 1 is needed");
-  attention::Problem problem;
-  problem.items = static_cast<std::size_t>(qkv.shape(0));
-  problem.tokens = static_cast<std::size_t>(qkv.shape(1));
-  problem.heads = static_cast<std::size_t>(heads);
-  problem.head_size = width / 3 / problem.heads;
-  const std::size_t rows = problem.items * problem.tokens;
-  require_element(qkv, "qkv", element, rows * width, false);
-  require_element(out, "out", element, rows * width / 3, true);
+  attention::Shape shape;
+  shape.items = static_cast<std::size_t>(qkv.shape(0));
+  shape.tokens = static_cast<std::size_t>(qkv.shape(1));
+  shape.heads = static_cast<std::size_t>(heads);
+  shape.head_size = width / 3 / shape.heads;
   if (bias) {
-    require<float>(*bias, "bias", "float32", rows, false);
-    problem.bias = static_cast<const float*>(bias->data());
+    require<float>(*bias, "bias", "float32", shape.items * shape.tokens, false);
+    shape.bias = static_cast<const float*>(bias->data());
   }
   if (distances) {
-    const std::size_t count = problem.tokens == 0 ? 0 : 2 * problem.tokens - 1;
-    require<float>(*distances, "distances", "float32", problem.heads * count, false);
-    problem.distances = static_cast<const float*>(distances->data());
+    const std::size_t count = shape.tokens == 0 ? 0 : 2 * shape.tokens - 1;
+    require<float>(*distances, "distances", "float32", shape.heads * count, false);
+    shape.distances = static_cast<const float*>(distances->data());
   }
-  if (rotation) set_rotation(problem, *rotation);
+  if (rotation) set_rotation(shape, *rotation);
   if (reach) {
     if (*reach < 0) throw py::value_error("a reach of " + std::to_string(*reach) + ": at least 0 is needed");
-    problem.reach = static_cast<std::size_t>(*reach);
+    shape.reach = static_cast<std::size_t>(*reach);
   }
-  problem.qkv = qkv.data();
-  problem.out = out.mutable_data();
-  py::gil_scoped_release unlocked;
-  attention::attend(element, problem, static_cast<std::size_t>(threads));
+  if (py::isinstance<py::array_t<float>>(qkv)) {
+    attend_in<float>(qkv, {shape, nullptr, nullptr}, out, threads);
+  } else {
+    attend_in<attention::Bfloat16>(qkv, {shape, nullptr, nullptr}, out, threads);
+  }
 }
 
 std::vector<std::string> attention_types() {
   std::vector<std::string> names;
-  if (attention::supports(attention::Element::kFloat32)) names.emplace_back("float32");
-  if (attention::supports(attention::Element::kBfloat16)) names.emplace_back("bfloat16");
+  if (attention::supports<float>()) names.emplace_back("float32");
+  if (attention::supports<attention::Bfloat16>()) names.emplace_back("bfloat16");
   return names;
 }
 
