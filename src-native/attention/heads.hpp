@@ -29,9 +29,7 @@ constexpr std::size_t packed_bytes(const Shape& shape) {
 }
 
 /// Bytes of the queries or keys that are rotated at once.
-constexpr std::size_t rotated_bytes(const Shape& shape) {
-  return kVectorLanes * shape.head_size * sizeof(float);
-}
+constexpr std::size_t rotated_bytes(const Shape& shape) { return kVectorLanes * shape.head_size * sizeof(float); }
 
 #ifdef PIPEEDGE_ATTENTION_X86
 void attend_head(const Problem<float>& problem, std::size_t item, std::size_t head, const HeadMemory& memory);

@@ -173,17 +173,19 @@ std::size_t packed_bytes(py::ssize_t count, int bits) {
 }  // namespace
 
 void bind_codec(py::module_& module) {
-  module.def("packed_bytes", &packed_bytes, "Return the bytes of `count` packed codes.", py::arg("count"), py::arg("bits"));
-  module.def("encode", &encode, "Quantise and pack values, with a range for each row.", py::kw_only(), py::arg("values"),
-             py::arg("rows"), py::arg("bits"), py::arg("low"), py::arg("high"), py::arg("codes"), py::arg("ranges"),
-             py::arg("block") = 0, py::arg("seed") = 0, py::arg("variant") = py::none());
+  module.def("packed_bytes", &packed_bytes, "Return the bytes of `count` packed codes.", py::arg("count"),
+             py::arg("bits"));
+  module.def("encode", &encode, "Quantise and pack values, with a range for each row.", py::kw_only(),
+             py::arg("values"), py::arg("rows"), py::arg("bits"), py::arg("low"), py::arg("high"), py::arg("codes"),
+             py::arg("ranges"), py::arg("block") = 0, py::arg("seed") = 0, py::arg("variant") = py::none());
   module.def("decode", &decode, "Write the values of packed codes.", py::kw_only(), py::arg("codes"), py::arg("ranges"),
-             py::arg("bits"), py::arg("values"), py::arg("block") = 0, py::arg("seed") = 0, py::arg("variant") = py::none());
+             py::arg("bits"), py::arg("values"), py::arg("block") = 0, py::arg("seed") = 0,
+             py::arg("variant") = py::none());
   module.def("transform_rows", &transform_rows, "Return the transformed rows.", py::kw_only(), py::arg("values"),
              py::arg("rows"), py::arg("block"), py::arg("seed"), py::arg("variant") = py::none());
-  module.def("row_statistics", &row_statistics, "Return the statistics of rows.",
-             py::arg("values"), py::arg("rows"));
-  module.def("squared_error", &squared_error, "Return the sum of squared errors that quantisation would cause.", py::kw_only(), py::arg("values"),
-             py::arg("statistics"), py::arg("bits"), py::arg("low"), py::arg("high"));
-  module.def("codec_variants", &codec_variants, "Return the instruction sets that this processor supports, best first.");
+  module.def("row_statistics", &row_statistics, "Return the statistics of rows.", py::arg("values"), py::arg("rows"));
+  module.def("squared_error", &squared_error, "Return the sum of squared errors that quantisation would cause.",
+             py::kw_only(), py::arg("values"), py::arg("statistics"), py::arg("bits"), py::arg("low"), py::arg("high"));
+  module.def("codec_variants", &codec_variants,
+             "Return the instruction sets that this processor supports, best first.");
 }

@@ -19,8 +19,8 @@ namespace linear8 = pipeedge::linear8;
 
 namespace {
 
-using pipeedge::bindings::require;
 using linear8::Half;
+using pipeedge::bindings::require;
 
 using OptionalArray = std::optional<py::array>;
 using OptionalNorm = std::optional<std::tuple<py::array, py::array, float>>;
@@ -32,7 +32,8 @@ struct Shape {
 };
 
 Shape shape_of(const py::array& array, const char* name) {
-  if (array.ndim() != 2) throw py::value_error(std::string(name) + " has " + std::to_string(array.ndim()) + " dimensions, not 2");
+  if (array.ndim() != 2)
+    throw py::value_error(std::string(name) + " has " + std::to_string(array.ndim()) + " dimensions, not 2");
   return {static_cast<std::size_t>(array.shape(0)), static_cast<std::size_t>(array.shape(1))};
 }
 

@@ -20,8 +20,8 @@ void bind_scheduler(py::module_& module) {
         const auto growth = layer < 0 ? pipeedge::Growth::kLinear : pipeedge::growth_of(layer);
         return pipeedge::at_length(lengths, values, wanted, growth);
       },
-      "Scale a layer's cost to sentences of another length (see _native.pyi).", py::arg("lengths"),
-      py::arg("values"), py::arg("wanted"), py::arg("layer"));
+      "Scale a layer's cost to sentences of another length (see _native.pyi).", py::arg("lengths"), py::arg("values"),
+      py::arg("wanted"), py::arg("layer"));
 
   module.def(
       "element_bytes",

@@ -57,7 +57,7 @@ class Planner {
 
   Answer plan() {
     const Problem& problem = answer_.named.problem;
-    const std::vector<WhatIf> questions = what_ifs();      // wrong ones are refused before the search
+    const std::vector<WhatIf> questions = what_ifs();  // wrong ones are refused before the search
     answer_.solution = solve_as_asked(problem);
     if (answer_.found()) {
       answer_.costs = evaluate(problem, answer_.solution.stages);
@@ -140,7 +140,7 @@ class Planner {
 
   const CommandLine& line_;
   Answer answer_;
-  std::vector<Problem> changed_;       // by question
+  std::vector<Problem> changed_;  // by question
 };
 
 // The stages of a given plan, at the first microbatch size for which all of them were profiled.
@@ -151,8 +151,8 @@ std::vector<Stage> stages_of(Problem& problem, const GivenPlan& given) {
     for (const GivenStage& one : given) {
       const auto host = std::find(problem.hosts.begin(), problem.hosts.end(), one.host);
       if (host == problem.hosts.end()) {
-        throw UsageError("the plan names the host " + yaml::printable(one.host) + "; there are: " +
-                         yaml::listing(printable_all({problem.hosts.begin(), problem.hosts.end()})));
+        throw UsageError("the plan names the host " + yaml::printable(one.host) +
+                         "; there are: " + yaml::listing(printable_all({problem.hosts.begin(), problem.hosts.end()})));
       }
       Stage stage{static_cast<int>(host - problem.hosts.begin()), one.first, one.last, -1, 0};
       for (std::size_t s = 0; s < problem.settings.size() && stage.setting < 0; ++s) {
@@ -161,7 +161,8 @@ std::vector<Stage> stages_of(Problem& problem, const GivenPlan& given) {
         if (setting.batch_size != candidate.batch_size || type == nullptr) continue;
         // A schedule names no number type where it is float32, or where all have the same.
         const std::string wanted = one.dtype.empty() && problem.settings.size() > 1 ? "float32" : one.dtype;
-        if (wanted.empty() || wanted == type->notes.dtype || wanted == setting.dtype) stage.setting = static_cast<int>(s);
+        if (wanted.empty() || wanted == type->notes.dtype || wanted == setting.dtype)
+          stage.setting = static_cast<int>(s);
       }
       if (stage.setting < 0) {
         lacking = yaml::printable(one.host) + (one.dtype.empty() ? "" : " in " + yaml::printable(one.dtype));
@@ -201,8 +202,8 @@ Answer evaluate_plan(NamedProblem named, const GivenPlan& given, const CommandLi
   solution.period_s = answer.costs.period_s;
   solution.latency_s = answer.costs.latency_s;
   solution.loss = answer.costs.loss;
-  solution.objective = line.solver.objective == Objective::kLatency ? solution.latency_s
-                                                                    : solution.period_s / solution.batch_size;
+  solution.objective =
+      line.solver.objective == Objective::kLatency ? solution.latency_s : solution.period_s / solution.batch_size;
   solution.lower_bound = solution.objective;
   return answer;
 }

@@ -15,14 +15,14 @@ namespace pipeedge::cli {
 
 // The plan of a changed cluster, or why there is none.
 struct WhatIf {
-  std::string text;                    // "--add-host RCC=2"
+  std::string text;  // "--add-host RCC=2"
   Solution solution;
   std::optional<WhyNone> why;
 };
 
 struct LossOfHost {
   Loss loss;
-  std::optional<WhyNone> why;          // the others cannot run all layers
+  std::optional<WhyNone> why;  // the others cannot run all layers
 };
 
 // A host without a stage.
@@ -32,21 +32,21 @@ struct Unused {
 };
 
 struct Answer {
-  NamedProblem named;                  // with the widths that were asked for
+  NamedProblem named;  // with the widths that were asked for
   Options options;
-  bool given = false;                  // whether the plan was given, rather than found
+  bool given = false;  // whether the plan was given, rather than found
   Solution solution;
-  Costs costs;                         // of the plan, if there is one
-  std::optional<WhyNone> why;          // there is none
-  std::vector<Unused> unused;          // in the order of the devices file
+  Costs costs;                 // of the plan, if there is one
+  std::optional<WhyNone> why;  // there is none
+  std::vector<Unused> unused;  // in the order of the devices file
   std::vector<WhatIf> what_ifs;
   std::optional<std::vector<LossOfHost>> losses;  // if asked for
-  std::vector<NextBest> next_best;     // if asked for
+  std::vector<NextBest> next_best;                // if asked for
 
   bool found() const { return !solution.stages.empty(); }
   // The loss that the request does not accept; null if there is none.
   const LossOfHost* fatal() const { return refused < 0 ? nullptr : &(*losses)[static_cast<std::size_t>(refused)]; }
-  int refused = -1;                    // its host
+  int refused = -1;  // its host
 };
 
 // Finds the best plan, and answers what else was asked.

@@ -34,7 +34,7 @@ void write_plain(JsonWriter& json, const View& view) {
   if (!view.is_plain()) {
     json.value(text);
   } else if (text.find_first_not_of("0123456789") == text.npos && (text.size() == 1 || text.front() != '0')) {
-    json.whole_number(text);           // of any size, such as a serial number
+    json.whole_number(text);  // of any size, such as a serial number
   } else if (const auto number = view.number_if_any(-yaml::kLargestNumber)) {
     json.value(*number);
   } else if (text == "true" || text == "false") {
@@ -68,7 +68,7 @@ void write_model(JsonWriter& json, const yaml::ModelSpec& spec) {
   json.key("elements_in").value(spec.model.elements_in);
   json.key("elements_out").numbers(spec.model.elements_out);
   if (!spec.model.shared_with.empty()) {
-    std::vector<double> shared;          // counted from 1, and 0 for none
+    std::vector<double> shared;  // counted from 1, and 0 for none
     for (const int layer : spec.model.shared_with) shared.push_back(layer == Model::kUnshared ? 0 : layer + 1);
     json.key("shared_with").numbers(shared);
   }

@@ -41,9 +41,7 @@ class Messages {
     if (program_.empty()) program_ = "sched-pipeline";
   }
   const std::string& program() const { return program_; }
-  void say(const std::string& line) const {
-    std::fprintf(stderr, "%s: %s\n", program_.c_str(), line.c_str());
-  }
+  void say(const std::string& line) const { std::fprintf(stderr, "%s: %s\n", program_.c_str(), line.c_str()); }
 
  private:
   std::string program_;

@@ -8,8 +8,7 @@
 namespace pipeedge::cli {
 
 double whole_number(const std::string& option, const std::string& text, double least, double most) {
-  const bool digits =
-      !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
+  const bool digits = !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == std::string::npos;
   const double value = digits ? std::strtod(text.c_str(), nullptr) : -1;
   if (!digits || value < least || value > most) {
     throw UsageError(option + ": '" + yaml::printable(text) + "' is not a whole number from " +

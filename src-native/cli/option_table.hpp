@@ -11,9 +11,9 @@ namespace pipeedge::cli {
 
 // An option: its names, its parser, and its text in --help.
 struct Option {
-  std::vector<const char*> names;      // "-b", "--batch-size"
-  const char* value;                   // placeholder of its value in the help; null for a flag
-  const char* help;                    // lines separated by \n
+  std::vector<const char*> names;  // "-b", "--batch-size"
+  const char* value;               // placeholder of its value in the help; null for a flag
+  const char* help;                // lines separated by \n
   std::function<void(CommandLine&, const std::string& name, const std::string& value)> read;
 };
 

@@ -47,15 +47,11 @@ std::vector<Group> option_groups() {
            {{"-sm", "-M", "--models-file"},
             "FILE",
             "models, with the sizes of their layers [models.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.models_file = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.models_file = nonempty(n, v); }},
            {{"-sdt", "-T", "--dev-types-file"},
             "FILE",
             "device types and their profiles [device_types.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.dev_types_file = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_types_file = nonempty(n, v); }},
            {{"-sd", "-D", "--dev-file"},
             "FILE",
             "hosts of each device type [devices.yml]",
@@ -65,16 +61,12 @@ std::vector<Group> option_groups() {
             "bandwidth and latency of links; a link given in one\n"
             "direction is used for both, and one that is not given\n"
             "has the smaller bandwidth of the two device types",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.dev_neighbors_file = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_neighbors_file = nonempty(n, v); }},
            {{"--cluster-file"},
             "FILE",
             "device types and hosts of a test bed (CLUSTER.yml), in\n"
             "place of -sdt and -sd",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.cluster_file = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.cluster_file = nonempty(n, v); }},
            {{"--problem"},
             "FILE",
             "problem as JSON, in place of the files above and the\n"
@@ -96,9 +88,7 @@ std::vector<Group> option_groups() {
            {{"-m", "--model-name"},
             "NAME",
             "model to schedule [google/vit-base-patch16-224]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.model = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.model = nonempty(n, v); }},
            {{"-b", "--batch-size"},
             "N",
             "items in a microbatch, as profiled [8]",
@@ -109,9 +99,7 @@ std::vector<Group> option_groups() {
             "TYPE",
             "float32, float16, bfloat16 or int8, with or without\n"
             "the prefix \"torch.\" [torch.float32]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.dtype = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.dtype = nonempty(n, v); }},
            {{"--dtype-of"},
             "TYPE=DTYPE",
             "dtype of one device type, for clusters that mix dtypes\n"
@@ -136,7 +124,9 @@ std::vector<Group> option_groups() {
             "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp\n"
             "with a key), whose costs count if profiles have them\n"
             "[p2p]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.transport = transport_of(n, v); }},
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.transport = transport_of(n, v);
+            }},
            {{"-i", "--buffers-in"},
             "N",
             "microbatches that a stage buffers before computing [2]",
@@ -154,9 +144,7 @@ std::vector<Group> option_groups() {
             "host that reads the inputs and collects the outputs;\n"
             "its links to the first stage and from the last one\n"
             "are taken into account",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.data_host = nonempty(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.data_host = nonempty(n, v); }},
            {{"--input-bytes"},
             "N",
             "bytes of one item of input, on the link from the data\n"
@@ -168,9 +156,7 @@ std::vector<Group> option_groups() {
            {{"--hosts"},
             "HOST,...",
             "hosts to use, from the devices file [all]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.hosts = names(n, v);
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.hosts = names(n, v); }},
            {{"--link-bits"},
             "N|auto",
             "bits per value on links between stages: 2 to 8, 16, or\n"
@@ -218,9 +204,7 @@ std::vector<Group> option_groups() {
            {{"--add-host"},
             "TYPE=N",
             "add N hosts of this device type",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.changes.push_back(added_hosts(n, v));
-            }},
+            [](CommandLine& c, const std::string& n, const std::string& v) { c.changes.push_back(added_hosts(n, v)); }},
            {{"--remove-host"},
             "HOST",
             "remove this host",
@@ -266,20 +250,19 @@ std::vector<Group> option_groups() {
 }
 
 // Last names of the options that are allowed with --problem.
-const std::set<std::string> kWithProblem{"--problem",     "--link-bits",       "--objective", "--time-limit",
-                                         "--add-host",    "--remove-host",     "--explain",   "--format",
-                                         "--help",        "--scale-bandwidth", "--version",   "--losses",
-                                         "--survive-loss", "--plan",        "--min-throughput",
-                                         "--conditions",  "--evaluate"};
+const std::set<std::string> kWithProblem{
+    "--problem",      "--link-bits", "--objective",      "--time-limit",      "--add-host", "--remove-host",
+    "--explain",      "--format",    "--help",           "--scale-bandwidth", "--version",  "--losses",
+    "--survive-loss", "--plan",      "--min-throughput", "--conditions",      "--evaluate"};
 
 // Last names of the options that are allowed with --format files.
-const std::set<std::string> kWithFiles{"--models-file", "--dev-types-file", "--dev-file", "--dev-neighbors-file",
-                                       "--cluster-file", "--format",        "--help",     "--version"};
+const std::set<std::string> kWithFiles{"--models-file",  "--dev-types-file", "--dev-file", "--dev-neighbors-file",
+                                       "--cluster-file", "--format",         "--help",     "--version"};
 
 struct Match {
   const Option* option = nullptr;
-  std::string name;                    // name for messages
-  bool has_value = false;              // attached: --name=value, -nvalue
+  std::string name;        // name for messages
+  bool has_value = false;  // attached: --name=value, -nvalue
   std::string value;
 };
 
@@ -335,8 +318,8 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   const std::vector<Group> groups = option_groups();
   CommandLine line;
   std::vector<std::string> given;
-  std::string described;               // the first option that a problem contains already
-  std::string scheduling;              // the first option that has no effect with --format files
+  std::string described;   // the first option that a problem contains already
+  std::string scheduling;  // the first option that has no effect with --format files
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     if (argument.size() < 2 || argument[0] != '-' || argument == "--") {
@@ -347,8 +330,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
       if (found.has_value) throw UsageError("the option " + found.name + " takes no value");
     } else if (!found.has_value) {
       if (i + 1 == arguments.size() || names_an_option(groups, arguments[i + 1])) {
-        throw UsageError("the option " + found.name + " needs a value: " + found.name + " " +
-                         found.option->value);
+        throw UsageError("the option " + found.name + " needs a value: " + found.name + " " + found.option->value);
       }
       found.value = arguments[++i];
     }
@@ -375,9 +357,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     throw UsageError(std::string(other) + " and --cluster-file name device types or hosts twice; leave out " + other);
   }
   if (line.format == Format::kProblem) {
-    const std::string of_schedule = line.explain          ? "--explain"
-                                    : line.losses         ? "--losses"
-                                    : line.survive_loss   ? "--survive-loss"
+    const std::string of_schedule = line.explain           ? "--explain"
+                                    : line.losses          ? "--losses"
+                                    : line.survive_loss    ? "--survive-loss"
                                     : line.changes.empty() ? ""
                                                            : line.changes.front().text;
     if (!of_schedule.empty()) {
@@ -385,12 +367,13 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     }
   }
   if (!line.evaluate.empty()) {
-    const std::string of_search = line.losses           ? "--losses"
-                                  : line.survive_loss   ? "--survive-loss"
-                                  : line.auto_link_bits ? "--link-bits auto"
+    const std::string of_search = line.losses            ? "--losses"
+                                  : line.survive_loss    ? "--survive-loss"
+                                  : line.auto_link_bits  ? "--link-bits auto"
                                   : line.changes.empty() ? ""
                                                          : line.changes.front().text;
-    if (!of_search.empty()) throw UsageError(of_search + " and --evaluate: the schedule is given; leave one of them out");
+    if (!of_search.empty())
+      throw UsageError(of_search + " and --evaluate: the schedule is given; leave one of them out");
   }
   if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
     throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");
@@ -400,12 +383,12 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
 
 std::string help_text(const std::string& program) {
   constexpr std::size_t kColumn = 26;  // column at which the explanations begin
-  std::string text =
-      "Usage: " + program + " [OPTION]...\n"
-      "\n"
-      "Cut a model into pipeline stages, at most one per host, with the highest\n"
-      "throughput. The schedule is printed to standard output as YAML, in stage order,\n"
-      "with layers counted from 1; everything else goes to standard error.\n";
+  std::string text = "Usage: " + program +
+                     " [OPTION]...\n"
+                     "\n"
+                     "Cut a model into pipeline stages, at most one per host, with the highest\n"
+                     "throughput. The schedule is printed to standard output as YAML, in stage order,\n"
+                     "with layers counted from 1; everything else goes to standard error.\n";
   for (const Group& group : option_groups()) {
     text += "\n" + std::string(group.title) + "\n";
     for (const Option& option : group.options) {
@@ -427,9 +410,9 @@ std::string help_text(const std::string& program) {
       "1 internal error. A line on standard error gives the reason.\n"
       "\n"
       "Examples\n";
-  for (const char* arguments : {"-m google/vit-large-patch16-224 --explain",
-                                "-sm m.yml -sdt types.yml -sd devices.yml > schedule.yml",
-                                "--add-host Minnowboard-E3845=2 --scale-bandwidth 0.1"}) {
+  for (const char* arguments :
+       {"-m google/vit-large-patch16-224 --explain", "-sm m.yml -sdt types.yml -sd devices.yml > schedule.yml",
+        "--add-host Minnowboard-E3845=2 --scale-bandwidth 0.1"}) {
     text += "  " + program + " " + arguments + "\n";
   }
   return text;

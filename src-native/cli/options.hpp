@@ -21,10 +21,10 @@ struct Change {
   enum class Kind { kAddHost, kRemoveHost, kScaleBandwidth };
 
   Kind kind = Kind::kScaleBandwidth;
-  std::string name;                    // device type of the hosts to add, or host to remove
-  int count = 0;                       // number of hosts to add
-  double factor = 1;                   // factor of every bandwidth
-  std::string text;                    // as the user wrote it
+  std::string name;   // device type of the hosts to add, or host to remove
+  int count = 0;      // number of hosts to add
+  double factor = 1;  // factor of every bandwidth
+  std::string text;   // as the user wrote it
 };
 
 enum class Format { kYaml, kJson, kProblem, kFiles };
@@ -37,19 +37,19 @@ struct CommandLine {
   std::string dev_types_file;
   std::string dev_file;
   std::string dev_neighbors_file;
-  std::string cluster_file;            // device types and devices
-  std::string problem;                 // a file, or - for standard input, in place of the YAML files; empty: none
-  std::string evaluate;                // a schedule file, whose costs are asked for
-  std::string conditions;              // a file
+  std::string cluster_file;  // device types and devices
+  std::string problem;       // a file, or - for standard input, in place of the YAML files; empty: none
+  std::string evaluate;      // a schedule file, whose costs are asked for
+  std::string conditions;    // a file
   yaml::Request request;
-  bool joint = false;                  // --plan auto
-  yaml::Choice choice;                 // its limits
+  bool joint = false;   // --plan auto
+  yaml::Choice choice;  // its limits
   Options solver;
   bool auto_link_bits = false;
-  int link_bits = 0;                   // bits per value on links between stages; 0: uncompressed
+  int link_bits = 0;  // bits per value on links between stages; 0: uncompressed
   bool explain = false;
-  bool losses = false;                 // print what the loss of each host would cost
-  bool survive_loss = false;           // refuse a schedule that does not survive the loss of any one host
+  bool losses = false;        // print what the loss of each host would cost
+  bool survive_loss = false;  // refuse a schedule that does not survive the loss of any one host
   Format format = Format::kYaml;
   std::vector<Change> changes;
 

@@ -251,7 +251,7 @@ class Reader {
       if (losses && !losses->is_null()) {
         const std::vector<View> items = losses->items();
         if (items.size() + 1 != layers) wrong_count(*losses, items.size(), layers - 1, "cuts between two layers");
-        width.loss.push_back(0);       // nothing is compressed where the model begins and ends
+        width.loss.push_back(0);  // nothing is compressed where the model begins and ends
         for (const View& item : items) width.loss.push_back(item.is_null() ? kInfinity : item.number());
         width.loss.push_back(0);
       }
@@ -272,8 +272,8 @@ Conditions Reader::conditions_from(const View& view, const Names& hosts) {
         {hosts.find(entry.at("host")), number_or(entry, "slowness", 1), number_or(entry, "occupied_bytes", 0)});
   }
   for (const View& entry : items_of(view, "links")) {
-    conditions.links.push_back({hosts.find(entry.at("from")), hosts.find(entry.at("to")),
-                                number_or(entry, "slowness", 1)});
+    conditions.links.push_back(
+        {hosts.find(entry.at("from")), hosts.find(entry.at("to")), number_or(entry, "slowness", 1)});
   }
   if (const auto work = view.find("data_work"); work && !work->is_null()) {
     conditions.data_work = DataWork{number_or(*work, "feed_s", 0), number_or(*work, "collect_s", 0),

@@ -18,22 +18,22 @@ namespace pipeedge::cli {
 // A plan to be evaluated, as a schedule file or the key "plans" has it: its stages in order.
 struct GivenStage {
   std::string host;
-  int first = 0;                       // half-open, from 0
+  int first = 0;  // half-open, from 0
   int last = 0;
-  int bits = 0;                        // on the link to the next stage
-  std::string dtype;                   // empty: that of the only setting in which the host was profiled
+  int bits = 0;       // on the link to the next stage
+  std::string dtype;  // empty: that of the only setting in which the host was profiled
 };
 using GivenPlan = std::vector<GivenStage>;
 
 // A problem with what reports say about it.
 struct NamedProblem {
   std::string model;
-  std::string dtype;                   // that was asked for, if the plan does not choose it
-  bool joint = false;                  // whether the plan chooses microbatch size, number types and bits
+  std::string dtype;   // that was asked for, if the plan does not choose it
+  bool joint = false;  // whether the plan chooses microbatch size, number types and bits
   Problem problem;
   std::vector<yaml::LeftOut> left_out;
   std::vector<std::string> warnings;
-  std::vector<GivenPlan> plans;        // to be evaluated; empty: the best one is asked for
+  std::vector<GivenPlan> plans;  // to be evaluated; empty: the best one is asked for
 
   // Whether losses are known, rather than only ranking plans because agreement does not matter.
   bool losses_known() const { return problem.max_loss < kInfinity; }

@@ -78,8 +78,8 @@ std::string bound_text(const Answer& answer) {
   const double bound = reported(answer, answer.solution.lower_bound, answer.solution);
   if (by_energy(answer)) return energy_text(bound);
   return seconds_text(bound) + (answer.options.objective == Objective::kLatency ? " on the latency"
-                                : answer.named.joint                           ? " an item"
-                                                                               : " on the bottleneck");
+                                : answer.named.joint                            ? " an item"
+                                                                                : " on the bottleneck");
 }
 
 std::string quality_text(const Solution& solution) {
@@ -100,8 +100,8 @@ struct Bottleneck {
   static constexpr int kDataHost = -1;
 
   const char* kind = "compute";
-  int stage = 0;                       // stage that computes or sends; kDataHost for the inputs and for "data"
-  int to = 0;                          // for a link, stage that receives; kDataHost for the outputs
+  int stage = 0;  // stage that computes or sends; kDataHost for the inputs and for "data"
+  int to = 0;     // for a link, stage that receives; kDataHost for the outputs
   double seconds = -1;
 };
 
@@ -234,8 +234,8 @@ std::string grouped(const char* title, const std::vector<yaml::LeftOut>& hosts) 
       names.push_back(yaml::printable(host.host));
       one_type = one_type && host.type == hosts[i].type;
     }
-    text += title + yaml::listing(names, names.size()) +
-            (one_type ? " (" + yaml::printable(hosts[i].type) + ")" : "") + ": " + why + "\n";
+    text += title + yaml::listing(names, names.size()) + (one_type ? " (" + yaml::printable(hosts[i].type) + ")" : "") +
+            ": " + why + "\n";
   }
   return text;
 }
@@ -247,8 +247,8 @@ std::string stage_table(const Answer& answer, std::size_t room) {
   const bool joint = answer.named.joint;
   std::vector<Align> columns(joint ? 12 : 10, Align::kRight);
   std::fill(columns.begin() + 1, columns.begin() + (joint ? 5 : 4), Align::kLeft);
-  Table table(columns, joint ? std::vector<std::size_t>{11, 6, 9, 2, 10, 7, 4, 8}
-                             : std::vector<std::size_t>{9, 5, 7, 2, 8, 6});
+  Table table(columns,
+              joint ? std::vector<std::size_t>{11, 6, 9, 2, 10, 7, 4, 8} : std::vector<std::size_t>{9, 5, 7, 2, 8, 6});
   std::vector<std::string> head{"stage", "host", "type", "layers"};
   if (joint) head.push_back("dtype");
   head.insert(head.end(), {"compute, s", "link in, s", "link out, s", "bits out"});
@@ -283,8 +283,7 @@ std::string data_host_line(const Answer& answer) {
   const Costs& costs = answer.costs;
   return "data host    " + yaml::printable(host_name(answer, data_host)) +
          (costs.feeding_s + costs.collecting_s > 0
-              ? ": feeding takes " + seconds_text(costs.feeding_s) + ", collecting " +
-                    seconds_text(costs.collecting_s)
+              ? ": feeding takes " + seconds_text(costs.feeding_s) + ", collecting " + seconds_text(costs.collecting_s)
               : std::string(": its profile does not say what feeding and collecting take")) +
          (stage == stages.end() ? std::string("; no stage is there")
                                 : "; it runs stage " + std::to_string(stage - stages.begin())) +
@@ -336,7 +335,8 @@ std::pair<std::string, std::string> choice_words(const Answer& answer, const Nex
 
 std::string next_best_line(const Answer& answer, const NextBest& next) {
   const auto [choice, instead] = choice_words(answer, next);
-  if (!next.feasible) return choice + (next.planned_anew() ? "; no plan without it" : "; nothing else keeps the limits");
+  if (!next.feasible)
+    return choice + (next.planned_anew() ? "; no plan without it" : "; nothing else keeps the limits");
   const bool rate = answer.options.objective == Objective::kThroughput;
   const double today = answer.solution.objective;
   return choice + "; next best: " + instead + (next.planned_anew() ? "" : ", all else as it is") + ": " +
@@ -595,7 +595,8 @@ std::string what_if_line(const Answer& answer, const WhatIf& what_if) {
     if (then.status != Status::kOptimal) line += ", " + quality_text(then);
   }
   if (feasible) return line;
-  return line + ": " + (what_if.why ? why_text(answer, *what_if.why, problem_of(answer).hosts.size()) : undecided_text());
+  return line + ": " +
+         (what_if.why ? why_text(answer, *what_if.why, problem_of(answer).hosts.size()) : undecided_text());
 }
 
 std::string report_json(const Answer& answer) {

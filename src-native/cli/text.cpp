@@ -9,15 +9,15 @@ namespace pipeedge::cli {
 namespace {
 
 std::string formatted(const char* format, double value) {
-  std::array<char, 400> text{};                  // the longest double in %f has 309 digits
+  std::array<char, 400> text{};  // the longest double in %f has 309 digits
   std::snprintf(text.data(), text.size(), format, value);
   return text.data();
 }
 
 // Width on a terminal, assuming one column per UTF-8 character.
 std::size_t width(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(
-      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -63,13 +63,9 @@ std::string rate_text(double items_per_s) {
   return figure_text(items_per_s) + " items/s";
 }
 
-std::string megabytes_text(double bytes) {
-  return formatted("%.1f", bytes / (1 << 20));
-}
+std::string megabytes_text(double bytes) { return formatted("%.1f", bytes / (1 << 20)); }
 
-std::string percent_text(double fraction) {
-  return formatted("%.2f %%", fraction * 100);
-}
+std::string percent_text(double fraction) { return formatted("%.2f %%", fraction * 100); }
 
 std::string quoted(std::string_view text) {
   std::string out = "\"";
@@ -83,8 +79,7 @@ std::string quoted(std::string_view text) {
       std::array<char, 8> code{};
       std::snprintf(code.data(), code.size(), "\\u%04x", static_cast<unsigned>(byte));
       out += code.data();
-    } else if (rest.substr(0, 2) ==
-               "\xC2\x85") {  // next line, line and paragraph separators: YAML folds them
+    } else if (rest.substr(0, 2) == "\xC2\x85") {  // next line, line and paragraph separators: YAML folds them
       out += "\\u0085";
       ++i;
     } else if (rest.substr(0, 3) == "\xE2\x80\xA8" || rest.substr(0, 3) == "\xE2\x80\xA9") {
@@ -104,17 +99,15 @@ std::string yaml_name(const std::string& name) {
     return name.size() == 1 || (name[0] != '0' && name.size() <= 18) ? name : quoted(name);
   }
   // Starts with a letter, or is an IPv4 address: YAML 1.1 and 1.2 cannot mistake it for a number, date or time.
-  const bool usual = std::all_of(name.begin(), name.end(), [&](char c) {
-    return letter(c) || digit(c) || c == '-' || c == '_' || c == '.';
-  });
+  const bool usual = std::all_of(name.begin(), name.end(),
+                                 [&](char c) { return letter(c) || digit(c) || c == '-' || c == '_' || c == '.'; });
   const bool address = usual && std::count(name.begin(), name.end(), '.') == 3 && digit(name.front()) &&
                        std::all_of(name.begin(), name.end(), [&](char c) { return digit(c) || c == '.'; });
   if (name.empty() || !usual || !(letter(name.front()) || address)) return quoted(name);
   std::string lower = name;
   std::transform(lower.begin(), lower.end(), lower.begin(),
                  [](char c) { return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); });
-  constexpr std::array<const char*, 9> kReserved = {"y",   "n",    "yes",   "no",  "on",
-                                                    "off", "true", "false", "null"};
+  constexpr std::array<const char*, 9> kReserved = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"};
   const bool reserved =
       std::any_of(kReserved.begin(), kReserved.end(), [&](const char* word) { return lower == word; });
   return reserved ? quoted(name) : name;
@@ -149,9 +142,7 @@ std::string Table::text(std::size_t room) const {
   return titles.empty() ? out : out + "no room for: " + titles + "\n";
 }
 
-void JsonWriter::new_line() {
-  text_ += "\n" + std::string(2 * filled_.size(), ' ');
-}
+void JsonWriter::new_line() { text_ += "\n" + std::string(2 * filled_.size(), ' '); }
 
 void JsonWriter::before_value() {
   if (after_key_) {

@@ -10,12 +10,12 @@ namespace pipeedge::cli {
 
 // Four significant digits, separators between thousands, no exponent: "12,110", "0.04648".
 std::string figure_text(double value);
-std::string seconds_text(double seconds);        // "1.549 s", "9.234 ms", "never"
-std::string microseconds_text(double seconds);   // "1.548760": for columns of seconds
-std::string rate_text(double items_per_s);       // "5.165 items/s"
-std::string energy_text(double joules);          // "3.214 J an item"
-std::string megabytes_text(double bytes);        // "151.2", in units of 2^20 bytes
-std::string percent_text(double fraction);       // "1.30 %"
+std::string seconds_text(double seconds);       // "1.549 s", "9.234 ms", "never"
+std::string microseconds_text(double seconds);  // "1.548760": for columns of seconds
+std::string rate_text(double items_per_s);      // "5.165 items/s"
+std::string energy_text(double joules);         // "3.214 J an item"
+std::string megabytes_text(double bytes);       // "151.2", in units of 2^20 bytes
+std::string percent_text(double fraction);      // "1.30 %"
 
 // In double quotes, with escapes that JSON and YAML share.
 std::string quoted(std::string_view text);
@@ -53,7 +53,7 @@ class JsonWriter {
   JsonWriter& value(const std::string& text) { return value(std::string_view(text)); }
   JsonWriter& whole_number(std::string_view digits);  // of any size
   JsonWriter& null();
-  JsonWriter& open(char bracket);                // '{' or '['
+  JsonWriter& open(char bracket);  // '{' or '['
   JsonWriter& close(char bracket);
   // A list of two whole numbers on one line.
   JsonWriter& pair(int first, int second);
@@ -67,7 +67,7 @@ class JsonWriter {
   void new_line();
 
   std::string text_;
-  std::vector<bool> filled_;                     // for each open bracket: whether it has contents
+  std::vector<bool> filled_;  // for each open bracket: whether it has contents
   bool after_key_ = false;
 };
 

@@ -12,7 +12,7 @@
 namespace pipeedge {
 namespace {
 
-constexpr double kSecondsEach = 1;     // for each question that is planned anew
+constexpr double kSecondsEach = 1;  // for each question that is planned anew
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
@@ -174,7 +174,7 @@ std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const
       rest = problem.hosts.size() == 1 ? none : solver(without_host(problem, host));
     }
     loss.after = *rest;
-    loss.effect = !loss.after.stages.empty()                    ? Loss::Effect::kContinues
+    loss.effect = !loss.after.stages.empty()                 ? Loss::Effect::kContinues
                   : loss.after.status == Status::kInfeasible ? Loss::Effect::kEnds
                                                              : Loss::Effect::kUnknown;
   }
@@ -183,9 +183,8 @@ std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const
 
 const Loss* first_fatal(const std::vector<Loss>& losses) {
   for (const Loss::Effect effect : {Loss::Effect::kEnds, Loss::Effect::kUnknown}) {
-    const auto found = std::find_if(losses.begin(), losses.end(), [&](const Loss& loss) {
-      return loss.effect == effect && !loss.of_data_host;
-    });
+    const auto found = std::find_if(losses.begin(), losses.end(),
+                                    [&](const Loss& loss) { return loss.effect == effect && !loss.of_data_host; });
     if (found != losses.end()) return &*found;
   }
   return nullptr;

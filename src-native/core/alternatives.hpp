@@ -22,13 +22,13 @@ struct NextBest {
   enum class Choice { kBatchSize, kDtype, kStageDtype, kLinkBits, kHost };
 
   Choice choice = Choice::kHost;
-  int stage = 0;                       // kStageDtype, and kLinkBits for the link after it
-  int host = 0;                        // kHost
-  std::string dtype;                   // the number type chosen: kDtype and kStageDtype
+  int stage = 0;      // kStageDtype, and kLinkBits for the link after it
+  int host = 0;       // kHost
+  std::string dtype;  // the number type chosen: kDtype and kStageDtype
   bool feasible = false;
-  double batch_size = 0;               // kBatchSize: the next best
-  int instead = 0;                     // the next best: kStageDtype: setting; kLinkBits: width
-  double objective = kInfinity;        // as Solution::objective
+  double batch_size = 0;         // kBatchSize: the next best
+  int instead = 0;               // the next best: kStageDtype: setting; kLinkBits: width
+  double objective = kInfinity;  // as Solution::objective
   double loss = 0;
 
   // Whether all other choices are made anew, rather than kept.
@@ -42,16 +42,16 @@ std::vector<NextBest> next_best(const Problem& problem, const Solution& solution
 // The loss of one host.
 struct Loss {
   enum class Effect {
-    kNone,                             // no stage is there
-    kContinues,                        // the others run all layers
-    kEnds,                             // the others cannot
-    kUnknown,                          // none was found within the time limit, and none could be ruled out
+    kNone,       // no stage is there
+    kContinues,  // the others run all layers
+    kEnds,       // the others cannot
+    kUnknown,    // none was found within the time limit, and none could be ruled out
   };
 
   int host = 0;
   Effect effect = Effect::kNone;
-  bool of_data_host = false;           // ends every run, whatever fits
-  Solution after;                      // plan of the others; empty for kNone and the data host
+  bool of_data_host = false;  // ends every run, whatever fits
+  Solution after;             // plan of the others; empty for kNone and the data host
 };
 
 // One entry for each host, in their order. Hosts that are equivalent are asked about once.

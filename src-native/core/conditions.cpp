@@ -52,8 +52,8 @@ Problem with_conditions(Problem problem, const Conditions& conditions) {
   }
   const LinkTable links(problem);
   for (const LinkCondition& one : conditions.links) {
-    check(one.slowness, kLeast, "the slowness of the link from " + problem.hosts[at(one.from)] + " to " +
-                                    problem.hosts[at(one.to)]);
+    check(one.slowness, kLeast,
+          "the slowness of the link from " + problem.hosts[at(one.from)] + " to " + problem.hosts[at(one.to)]);
     // A link in one direction would be used for both.
     const LinkSpeed back = links.speed(one.to, one.from);
     const auto reverse = [&](const Link& link) { return link.from == one.to && link.to == one.from; };

@@ -12,14 +12,14 @@ namespace pipeedge {
 // What a host is like when a plan runs, compared with its profile.
 struct HostCondition {
   int host = 0;
-  double slowness = 1;                  // seconds of layers and of receiving and sending, as a multiple of the profile's
-  double occupied_bytes = 0;            // memory that something else takes
+  double slowness = 1;        // seconds of layers and of receiving and sending, as a multiple of the profile's
+  double occupied_bytes = 0;  // memory that something else takes
 };
 
 struct LinkCondition {
   int from = 0;
   int to = 0;
-  double slowness = 1;                  // seconds of a transfer, as a multiple of what its speed promises
+  double slowness = 1;  // seconds of a transfer, as a multiple of what its speed promises
 };
 
 // The data rank's own work, in place of what profiles say.

@@ -14,15 +14,15 @@
 namespace pipeedge {
 
 struct StageCost {
-  double compute_s = 0;                 // including receiving and sending
-  double data_s = 0;                    // the data rank's own work on the same host
-  double link_in_s = 0;                 // 0 for the first stage without a data host
+  double compute_s = 0;  // including receiving and sending
+  double data_s = 0;     // the data rank's own work on the same host
+  double link_in_s = 0;  // 0 for the first stage without a data host
   double link_out_s = 0;
-  double mem_bytes = 0;                 // layers + activations + buffers
+  double mem_bytes = 0;  // layers + activations + buffers
   double mem_available_bytes = 0;
-  double loss = 0;                      // of the stage
-  double link_loss = 0;                 // of the link after it
-  std::optional<double> joules;         // of its host, for a microbatch; none if its watts are unknown
+  double loss = 0;               // of the stage
+  double link_loss = 0;          // of the link after it
+  std::optional<double> joules;  // of its host, for a microbatch; none if its watts are unknown
 
   double busy_s() const { return compute_s + data_s; }
   double worst_s() const { return std::max({busy_s(), link_in_s, link_out_s}); }
@@ -30,14 +30,14 @@ struct StageCost {
 
 struct Costs {
   std::vector<StageCost> stages;
-  double feeding_s = 0;                 // of the data rank, its link to the first stage included
+  double feeding_s = 0;  // of the data rank, its link to the first stage included
   double collecting_s = 0;
   double period_s = 0;
   double latency_s = 0;
   double loss = 0;
-  std::optional<double> joules;         // of all hosts that are on, for a microbatch; none if some watts are unknown
+  std::optional<double> joules;  // of all hosts that are on, for a microbatch; none if some watts are unknown
 
-  bool fits() const;                    // whether no stage takes more memory than its host has
+  bool fits() const;  // whether no stage takes more memory than its host has
 };
 
 // Throws std::invalid_argument unless the stages cover the layers in order, each on a host of its own, in settings of
@@ -62,11 +62,11 @@ inline double busy_joules(const DeviceType& type, double seconds) { return (type
 struct DataHost {
   double feed_s = 0;
   double collect_s = 0;
-  double both_s = 0;                    // feeding and collecting, without links
-  double input_send_s = 0;              // what the links add, if they are used
+  double both_s = 0;        // feeding and collecting, without links
+  double input_send_s = 0;  // what the links add, if they are used
   double output_receive_s = 0;
-  double busy_w = 0;                    // while it does this work; negative: unknown
-  double idle_w = 0;                    // while it waits; it is on in any plan
+  double busy_w = 0;  // while it does this work; negative: unknown
+  double idle_w = 0;  // while it waits; it is on in any plan
 
   // `first_away`, `last_away`: whether the first and the last stage are on other hosts.
   double feeding_s(bool first_away) const { return feed_s + (first_away ? input_send_s : 0); }

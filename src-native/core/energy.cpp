@@ -68,10 +68,10 @@ class EnergySearch {
 
  private:
   struct Span {
-    int size = 0;                      // index of its microbatch size
-    double low_s = 0;                  // a plan's period is between these
+    int size = 0;      // index of its microbatch size
+    double low_s = 0;  // a plan's period is between these
     double high_s = 0;
-    double bound = 0;                  // joules an item that no such plan is below
+    double bound = 0;  // joules an item that no such plan is below
   };
 
   // All periods of a microbatch size. No layer takes less time or energy than in its best mode.

@@ -19,7 +19,7 @@ enum class Answer { kYes, kNo, kOpen };
 struct Verdict {
   Answer answer = Answer::kOpen;
   Path path;
-  double next_period = kInfinity;      // after kNo: the period is at least this
+  double next_period = kInfinity;  // after kNo: the period is at least this
 };
 
 class Feasibility {
@@ -28,8 +28,7 @@ class Feasibility {
 
   // `least`: an amount to be made as small as possible, as far as the effort goes; none: any plan will do.
   Verdict ask(const Limits& limits, const Effort& effort, std::optional<Amount> least = std::nullopt);
-  Verdict ask(const Network& network, int max_stages, const Effort& effort,
-              std::optional<Amount> least = std::nullopt);
+  Verdict ask(const Network& network, int max_stages, const Effort& effort, std::optional<Amount> least = std::nullopt);
 
  private:
   void explore(const Network& network, Pricer& pricer, int max_stages, std::optional<Amount> least, bool narrow,
@@ -41,9 +40,9 @@ class Feasibility {
 };
 
 struct Least {
-  std::optional<Path> better;          // with less of the amount than `most`, if one was found
-  double bound = 0;                    // no plan in the network has less than this, or none has less than `most`
-  bool exact = false;                  // none has less than `better` or, without one, than `most`
+  std::optional<Path> better;  // with less of the amount than `most`, if one was found
+  double bound = 0;            // no plan in the network has less than this, or none has less than `most`
+  bool exact = false;          // none has less than `better` or, without one, than `most`
   Prices prices;
 };
 

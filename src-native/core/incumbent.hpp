@@ -29,8 +29,8 @@ struct Size {
   double batch_size;
   Instance instance;
   Feasibility feasibility;
-  double low = 0;                      // no plan of this microbatch size has a smaller value
-  Plan known;                          // the best of this size, if there is any
+  double low = 0;  // no plan of this microbatch size has a smaller value
+  Plan known;      // the best of this size, if there is any
 };
 
 class Incumbent {
@@ -45,12 +45,12 @@ class Incumbent {
   const Size& size(int s) const { return *sizes_[static_cast<std::size_t>(s)]; }
 
   const Plan& best() const { return best_; }
-  int best_size() const { return best_size_; }     // -1: there is no plan yet
+  int best_size() const { return best_size_; }  // -1: there is no plan yet
   bool on_data_host() const;
   // Whether no plan of a microbatch size is better than the best.
   bool closed(int s) const { return size(s).low >= just_below(best_.value); }
   bool proven() const;
-  double low() const;                              // of all sizes
+  double low() const;  // of all sizes
 
   // Keeps a plan if it is better than the best of its size; returns whether it is better than all.
   bool improve(int s, const Path& path);

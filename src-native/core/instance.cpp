@@ -27,7 +27,7 @@ bool alike(const LinkTable& links, int a, int b, const std::vector<int>& linked)
 std::vector<double> layer_shares(const DeviceType& type, int layers) {
   std::vector<double> shares(static_cast<std::size_t>(layers), kInfinity);
   for (int first = 0; first < layers; ++first) {
-    double share = kInfinity;     // of the stages that begin here and end after the layer
+    double share = kInfinity;  // of the stages that begin here and end after the layer
     for (int last = layers; last > first; --last) {
       share = std::min(share, type.bid(first, last) / (last - first));
       double& least = shares[static_cast<std::size_t>(last - 1)];
@@ -208,9 +208,8 @@ void Instance::compare_senders() {
     return !receives || (speed.bw_bytes_per_s >= than.bw_bytes_per_s && speed.latency_s <= than.latency_s);
   };
   // A smaller element size is only as good if it can do without the widths that are of use to the larger one.
-  const bool uncompressed = std::any_of(problem_.widths.begin(), problem_.widths.end(), [](const Width& width) {
-    return width.bits == 0 && !any_loss(width.loss);
-  });
+  const bool uncompressed = std::any_of(problem_.widths.begin(), problem_.widths.end(),
+                                        [](const Width& width) { return width.bits == 0 && !any_loss(width.loss); });
   as_good_.assign(index(senders()) * index(senders()), 0);
   for (int one = 0; one < senders(); ++one) {
     for (int other = 0; other < senders(); ++other) {

@@ -22,8 +22,8 @@ namespace pipeedge {
 
 struct Mode {
   int cls = 0;
-  int setting = 0;                     // index into Problem::settings
-  int local = 0;                       // ... and into those of the instance
+  int setting = 0;  // index into Problem::settings
+  int local = 0;    // ... and into those of the instance
   int level = 0;
   int group = 0;
   const DeviceType* type = nullptr;
@@ -33,7 +33,7 @@ struct Mode {
 struct Load {
   double bytes = 0;
   double loss = 0;
-  int width = 0;                       // index into Problem::widths
+  int width = 0;  // index into Problem::widths
 };
 
 class Instance {
@@ -152,31 +152,31 @@ class Instance {
   bool pairwise_ = false;
   bool nested_ = true;
   bool loses_ = false;
-  std::vector<int> settings_;                   // those of this microbatch size
-  std::vector<int> local_at_;                   // some setting of each level, as an index into settings_
-  std::vector<double> bytes_;                   // [setting, cut]: of a microbatch in memory
-  std::vector<double> buffer_in_;               // [setting, level, cut]: of what arrives, at the level of its sender
-  std::vector<double> buffer_out_;              // [setting, cut]
-  std::vector<double> memory_;                  // by mode, with its tolerance
-  std::vector<std::vector<int>> hosts_;         // by class
-  std::vector<int> class_of_;                   // by host
-  std::vector<int> group_;                      // by class
-  std::vector<std::vector<int>> members_;       // hosts, by group
+  std::vector<int> settings_;              // those of this microbatch size
+  std::vector<int> local_at_;              // some setting of each level, as an index into settings_
+  std::vector<double> bytes_;              // [setting, cut]: of a microbatch in memory
+  std::vector<double> buffer_in_;          // [setting, level, cut]: of what arrives, at the level of its sender
+  std::vector<double> buffer_out_;         // [setting, cut]
+  std::vector<double> memory_;             // by mode, with its tolerance
+  std::vector<std::vector<int>> hosts_;    // by class
+  std::vector<int> class_of_;              // by host
+  std::vector<int> group_;                 // by class
+  std::vector<std::vector<int>> members_;  // hosts, by group
   int data_class_ = -1;
   std::vector<Mode> modes_;
-  std::vector<int> first_mode_;                 // by class
-  bool handles_ = false;                        // whether some type has times for receiving
-  std::vector<double> receive_, send_;          // [mode, cut]
-  std::vector<double> through_;                 // [mode, cut]: seconds of the layers before
-  std::vector<double> from_data_, to_data_;     // by mode
+  std::vector<int> first_mode_;              // by class
+  bool handles_ = false;                     // whether some type has times for receiving
+  std::vector<double> receive_, send_;       // [mode, cut]
+  std::vector<double> through_;              // [mode, cut]: seconds of the layers before
+  std::vector<double> from_data_, to_data_;  // by mode
   std::vector<Load> loads_;
-  std::vector<std::size_t> load_start_;         // [level, cut]
-  std::vector<double> least_bytes_;             // [level, cut]
-  std::vector<LinkSpeed> speeds_;               // [from, to]
-  std::vector<LinkSpeed> best_in_, best_out_;   // the best of each over all partners of a group
-  std::vector<double> fastest_;                 // lower bound for the layers before each cut
-  double longest_layer_ = 0;                    // on its fastest host
-  std::vector<char> as_good_;                   // [sender, sender]; empty where there are too many to compare
+  std::vector<std::size_t> load_start_;        // [level, cut]
+  std::vector<double> least_bytes_;            // [level, cut]
+  std::vector<LinkSpeed> speeds_;              // [from, to]
+  std::vector<LinkSpeed> best_in_, best_out_;  // the best of each over all partners of a group
+  std::vector<double> fastest_;                // lower bound for the layers before each cut
+  double longest_layer_ = 0;                   // on its fastest host
+  std::vector<char> as_good_;                  // [sender, sender]; empty where there are too many to compare
 };
 
 }  // namespace pipeedge

@@ -45,8 +45,7 @@ class LatencySearch {
     }
     limits.period_s = shortest_period(limits);
     const Network network(size_.instance, limits);
-    while (plan.size() > 1 && !incumbent_.clock().expired() && prefer_any(network, plan.size() - 1, kSeconds)) {
-    }
+    while (plan.size() > 1 && !incumbent_.clock().expired() && prefer_any(network, plan.size() - 1, kSeconds)) {}
     if (size_.instance.data_class() == -1 || incumbent_.on_data_host() || incumbent_.clock().expired()) return;
     // With the reluctance, no plan without a stage on the data host is within the limit, and one with such a stage is
     // only if its latency is, however many stages it has. The reluctance need hardly exceed the tolerance; a larger

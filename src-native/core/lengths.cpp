@@ -6,8 +6,7 @@
 
 namespace pipeedge {
 
-double at_length(const std::vector<double>& lengths, const std::vector<double>& values, double wanted,
-                 Growth growth) {
+double at_length(const std::vector<double>& lengths, const std::vector<double>& values, double wanted, Growth growth) {
   if (lengths.empty() || lengths.size() != values.size()) {
     throw std::invalid_argument("lengths and values must be as many, and at least one");
   }
@@ -21,8 +20,8 @@ double at_length(const std::vector<double>& lengths, const std::vector<double>& 
   if (at != lengths.end() && *at == wanted) return values[static_cast<std::size_t>(at - lengths.begin())];
   if (lengths.size() == 1) return values.front();
 
-  const auto right = std::clamp<std::ptrdiff_t>(at - lengths.begin(), 1,
-                                                static_cast<std::ptrdiff_t>(lengths.size()) - 1);
+  const auto right =
+      std::clamp<std::ptrdiff_t>(at - lengths.begin(), 1, static_cast<std::ptrdiff_t>(lengths.size()) - 1);
   const auto high = static_cast<std::size_t>(right);
   const std::size_t low = high - 1;
   const bool square = growth == Growth::kSquare;

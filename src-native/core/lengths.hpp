@@ -16,8 +16,7 @@ enum class Growth { kLinear, kSquare };
 
 // Returns the value at `wanted` tokens. `lengths` ascend and are at least 1; `values` has one for each. With
 // a single length, returns its value. Throws std::invalid_argument if sizes differ or lengths do not ascend.
-double at_length(const std::vector<double>& lengths, const std::vector<double>& values, double wanted,
-                 Growth growth);
+double at_length(const std::vector<double>& lengths, const std::vector<double>& values, double wanted, Growth growth);
 
 // How the cost of layer `layer` (from 0) grows: the first of the four layers of a block has the attention.
 constexpr Growth growth_of(int layer) { return layer % 4 == 0 ? Growth::kSquare : Growth::kLinear; }

@@ -38,7 +38,7 @@ Problem with_all_link_bits(Problem problem) {
 
 Solution solve_with_auto_bits(const Problem& problem, const Options& options) {
   const Clock clock(options.time_limit_s);
-  const Solution narrowest = with_common_width(problem, problem.widths.size() - 1, options, clock);
+  Solution narrowest = with_common_width(problem, problem.widths.size() - 1, options, clock);
   if (narrowest.stages.empty()) return narrowest;
   // Bisection for the widest common width: widths before `low` are too wide, `high` is sufficient.
   Solution best = narrowest;

@@ -7,8 +7,8 @@ namespace pipeedge {
 double cut_bytes(const Problem& problem, const Setting& setting, int layer) {
   if (layer == 0 && setting.input_bytes >= 0) return setting.input_bytes * setting.batch_size;
   if (layer == problem.layers() && setting.output_bytes >= 0) return setting.output_bytes * setting.batch_size;
-  const double elements = layer == 0 ? problem.model.elements_in
-                                     : problem.model.elements_out[static_cast<std::size_t>(layer - 1)];
+  const double elements =
+      layer == 0 ? problem.model.elements_in : problem.model.elements_out[static_cast<std::size_t>(layer - 1)];
   return elements * setting.batch_size * setting.element_bytes;
 }
 

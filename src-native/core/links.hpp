@@ -45,7 +45,7 @@ class LinkTable {
  private:
   static std::uint64_t key(int from, int to);
 
-  std::vector<double> bandwidth_;      // by host
+  std::vector<double> bandwidth_;  // by host
   std::unordered_map<std::uint64_t, LinkSpeed> overrides_;
 };
 

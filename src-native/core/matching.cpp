@@ -10,9 +10,7 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 Matcher::Matcher(const Network& network)
-    : network_(network),
-      serving_(at(network.instance().classes())),
-      visited_(at(network.instance().classes()), 0) {}
+    : network_(network), serving_(at(network.instance().classes())), visited_(at(network.instance().classes()), 0) {}
 
 const std::vector<int>& Matcher::able(int first, int last) {
   const auto [entry, fresh] = able_.try_emplace(first * (network_.layers() + 1) + last);

@@ -66,9 +66,7 @@ std::vector<double> Smoothing::blend(const std::vector<double>& best, const std:
   return prices;
 }
 
-void Smoothing::advanced(bool better) {
-  part_ = better ? std::min(0.9, part_ + 0.1) : std::max(0.0, part_ - 0.1);
-}
+void Smoothing::advanced(bool better) { part_ = better ? std::min(0.9, part_ + 0.1) : std::max(0.0, part_ - 0.1); }
 
 bool Smoothing::mispriced() {
   if (part_ == 0) return false;

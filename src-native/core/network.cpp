@@ -86,8 +86,8 @@ Network::ModeStages Network::collect(int mode) {
         if (dearer) break;
         stages.pop_back();
       }
-      stages.push_back({static_cast<std::int16_t>(first), static_cast<std::int16_t>(last),
-                        static_cast<std::int16_t>(room)});
+      stages.push_back(
+          {static_cast<std::int16_t>(first), static_cast<std::int16_t>(last), static_cast<std::int16_t>(room)});
       found.amounts.insert(found.amounts.end(), amounts, amounts + active());
     }
   }
@@ -104,7 +104,7 @@ bool Network::weigh(int mode, const GrowingStage& stage, double compute_s, doubl
   if (begins) seconds += instance_.link_from_data(mode);
   if (ends) seconds += instance_.link_to_data(mode);
   for (std::size_t k = 0; k < active_.size(); ++k) {
-    double rest = 0;                   // lower bound for the rest of the plan
+    double rest = 0;  // lower bound for the rest of the plan
     switch (active_[k]) {
       case kLoss:
         amounts[k] = stage_loss(*instance_.mode(mode).type, stage.first(), stage.last());
@@ -203,7 +203,7 @@ void Network::add_arcs(std::vector<ModeStages>& stages) {
 }
 
 void Network::prepare_links() {
-  std::set<double> sizes;              // of all links
+  std::set<double> sizes;  // of all links
   for (int level = 0; level < instance_.levels(); ++level) {
     for (int cut = 1; cut < layers(); ++cut) {
       const Load* const end = instance_.loads_end(level, cut);
@@ -214,11 +214,9 @@ void Network::prepare_links() {
     for (int to = 0; to < instance_.groups(); ++to) {
       const LinkSpeed speed = instance_.speed(from, to);
       speeds_.push_back({speed.bw_bytes_per_s > 0 ? 1 / speed.bw_bytes_per_s : kInfinity, speed.latency_s});
-      const auto seconds = [&](double bytes) {
-        return link_seconds(bytes, speed.bw_bytes_per_s, speed.latency_s);
-      };
-      const auto longer = std::partition_point(sizes.begin(), sizes.end(),
-                                               [&](double bytes) { return seconds(bytes) <= longest_; });
+      const auto seconds = [&](double bytes) { return link_seconds(bytes, speed.bw_bytes_per_s, speed.latency_s); };
+      const auto longer =
+          std::partition_point(sizes.begin(), sizes.end(), [&](double bytes) { return seconds(bytes) <= longest_; });
       if (longer != sizes.end()) note(seconds(*longer));
     }
   }

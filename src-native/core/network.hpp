@@ -33,9 +33,9 @@ using Amounts = std::array<double, kAmounts>;
 
 // Weights that make up the score.
 struct Score {
-  double second = 0;                   // of each second of latency
-  double elsewhere = 0;                // of a plan without a stage on the data host
-  double joule = 0;                    // of each joule of a stage, were this the period:
+  double second = 0;     // of each second of latency
+  double elsewhere = 0;  // of a plan without a stage on the data host
+  double joule = 0;      // of each joule of a stage, were this the period:
   double period_s = 0;
 
   bool any() const { return second > 0 || elsewhere > 0 || joule > 0; }
@@ -51,7 +51,7 @@ struct Limits {
 struct Arc {
   std::int32_t mode = 0;
   std::int16_t to = 0;
-  std::int16_t room = 0;               // highest level of values that it may receive
+  std::int16_t room = 0;  // highest level of values that it may receive
 };
 
 // A stage of a path: an arc, and the width of the link before it.
@@ -65,7 +65,7 @@ struct PathStage {
   int mode = 0;
   int first = 0;
   int last = 0;
-  int width = 0;                       // of the link before it
+  int width = 0;  // of the link before it
 };
 using Path = std::vector<PathStage>;
 
@@ -176,19 +176,19 @@ class Network {
   const Instance& instance_;
   Limits limits_;
   std::vector<Amount> active_;
-  int count_ = 0;                      // of these
+  int count_ = 0;  // of these
   std::array<int, kAmounts> place_{};
   bool linked_ = true;
   bool by_reach_ = false;
-  bool timed_ = false;                 // whether seconds matter
+  bool timed_ = false;  // whether seconds matter
   bool narrowest_ = false;
-  double longest_ = 0;                 // the period with its tolerance
-  Amounts most_{};                     // limits with their tolerance
+  double longest_ = 0;  // the period with its tolerance
+  Amounts most_{};      // limits with their tolerance
   double next_ = kInfinity;
-  std::vector<Ends> ends_;             // by mode
-  std::vector<Speed> speeds_;          // [from group, to group]
-  std::vector<Hop> table_;             // empty where it would be too large
-  std::vector<int> hop_start_;         // [cut, sender, group]
+  std::vector<Ends> ends_;      // by mode
+  std::vector<Speed> speeds_;   // [from group, to group]
+  std::vector<Hop> table_;      // empty where it would be too large
+  std::vector<int> hop_start_;  // [cut, sender, group]
   std::vector<int> capacity_;
   std::vector<std::vector<int>> classes_of_;  // classes, by resource
   std::vector<int> resource_of_class_;
@@ -216,7 +216,7 @@ void Network::compute_hops(int cut, int sender, int group, Visit visit) const {
     const double seconds = load->bytes > 0 ? load->bytes * speed.s_per_byte + speed.latency_s : speed.latency_s;
     if (!(seconds <= longest_) || !weigh_hop(load->loss, seconds, amounts)) continue;
     visit(load->width, amounts);
-    if (!timed_) return;               // the others lose more
+    if (!timed_) return;  // the others lose more
   }
 }
 

@@ -8,9 +8,9 @@ namespace pipeedge {
 
 struct NumberType {
   const char* name;
-  double element_bytes;                // of a value that crosses a cut; a stage with int8 weights sends bfloat16
-  double weight_factor;                // size of weights relative to float32
-  double end_weight_factor;            // the same for the first and the last layer, which have embeddings and heads
+  double element_bytes;      // of a value that crosses a cut; a stage with int8 weights sends bfloat16
+  double weight_factor;      // size of weights relative to float32
+  double end_weight_factor;  // the same for the first and the last layer, which have embeddings and heads
 };
 
 const std::vector<NumberType>& number_types();

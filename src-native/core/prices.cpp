@@ -33,7 +33,7 @@ class Continuations {
     std::size_t level = 0;
     for (std::size_t sender = 0; sender < senders_; ++sender, ++best, ++choice) {
       for (const Offer& offer : offers_[level]) {
-        if (!(offer.price < *best)) break;     // links cost something, too
+        if (!(offer.price < *best)) break;  // links cost something, too
         network_.hops(cut, static_cast<int>(sender), offer.group, [&](int width, const double* amounts) {
           const double price = offer.price + prices_.of(network_, amounts);
           if (price < *best) *best = price, *choice = {offer.arc, width};
@@ -88,8 +88,8 @@ class Continuations {
   const Network& network_;
   Prices& prices_;
   std::size_t levels_, senders_;
-  std::vector<Step> choice_;           // [cut, sender]
-  std::vector<Offer> cheapest_;        // [group, level]
+  std::vector<Step> choice_;                // [cut, sender]
+  std::vector<Offer> cheapest_;             // [group, level]
   std::vector<std::vector<Offer>> offers_;  // by level
 };
 

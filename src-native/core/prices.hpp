@@ -23,10 +23,10 @@
 namespace pipeedge {
 
 struct Prices {
-  std::vector<double> of_resource;     // of a stage there, including the price of a stage on any resource
+  std::vector<double> of_resource;           // of a stage there, including the price of a stage on any resource
   std::array<double, kAmounts> of_active{};  // of a unit of each active amount of the network
-  double budget = 0;                   // of all hosts and stages that there are
-  std::vector<double> rest;            // [cut * senders + sender]: cost of the cheapest path from there to the end
+  double budget = 0;                         // of all hosts and stages that there are
+  std::vector<double> rest;  // [cut * senders + sender]: cost of the cheapest path from there to the end
 
   double of(const Network& network, const double* amounts) const {
     switch (network.active()) {
@@ -55,13 +55,13 @@ Prices amount_prices(const Network& network, Amount amount);
 
 // A plan of the same microbatch size, as the linear programme sees it.
 struct KnownPlan {
-  std::vector<int> classes;            // of its stages
+  std::vector<int> classes;  // of its stages
   Amounts amounts{};
 };
 
 // Good prices for another network of the same instance.
 struct PriceMemory {
-  std::vector<double> of_class;        // empty: nothing is known
+  std::vector<double> of_class;  // empty: nothing is known
   Amounts of_amount{};
 
   void remember(const Network& network, const Prices& prices);
@@ -86,7 +86,7 @@ class Pricer {
   // Adds up to `rounds` columns. Returns false when no improvement is left.
   bool advance(int rounds);
 
-  const Prices& best() const { return best_; }     // those with the highest bound
+  const Prices& best() const { return best_; }  // those with the highest bound
   // Of the amount to be made small; without one, the load of the busiest row minus 1.
   double bound() const { return bound_; }
   // Whether it is proven that there is no plan within the limits or below the cutoff.
@@ -114,7 +114,7 @@ class Pricer {
   const PricingTask task_;
   const Clock& clock_;
   bool stage_limit_ = false;
-  std::vector<std::size_t> limited_;   // active amounts with rows
+  std::vector<std::size_t> limited_;  // active amounts with rows
   // Rows: hosts of a resource; the stage limit, if it is tighter than those; the part of each limited amount.
   std::vector<double> capacity_;
   std::optional<Mixtures> mixtures_;
@@ -125,8 +125,8 @@ class Pricer {
   std::optional<Matcher> matcher_;
   std::optional<Path> found_;
   double found_cost_ = kInfinity;
-  std::vector<double> best_rows_;      // prices of the rows that give best_
-  std::vector<Step> steps_;            // the cheapest path at the last prices
+  std::vector<double> best_rows_;  // prices of the rows that give best_
+  std::vector<Step> steps_;        // the cheapest path at the last prices
   Smoothing smoothing_;
 };
 

@@ -49,7 +49,8 @@ void check_losses(const std::vector<double>& losses, std::size_t count, const st
 void check_model(const Model& model) {
   const std::size_t layers = model.mem_bytes.size();
   if (layers == 0) fail("the model has no layers");
-  if (layers > static_cast<std::size_t>(Model::kMostLayers)) fail("the model has more than " + std::to_string(Model::kMostLayers) + " layers");
+  if (layers > static_cast<std::size_t>(Model::kMostLayers))
+    fail("the model has more than " + std::to_string(Model::kMostLayers) + " layers");
   check_count(model.elements_out.size(), layers, "the model's elements_out");
   check_numbers(model.mem_bytes, "the model's memory");
   check_numbers(model.elements_out, "the model's elements_out");

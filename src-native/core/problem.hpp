@@ -61,9 +61,9 @@ namespace pipeedge {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Model {
-  std::vector<double> mem_bytes;        // weights of each layer
-  std::vector<double> elements_out;     // elements per item that leave each layer
-  double elements_in = 0;               // elements per item that enter the first layer
+  std::vector<double> mem_bytes;     // weights of each layer
+  std::vector<double> elements_out;  // elements per item that leave each layer
+  double elements_in = 0;            // elements per item that enter the first layer
   // Empty, or for each layer the nearest earlier one with the same weights; kUnshared: none.
   std::vector<int> shared_with;
 
@@ -75,34 +75,34 @@ struct Model {
 
 // How the costs of a device type were measured, for reports; the solver does not use it.
 struct ProfileNotes {
-  std::string dtype;                    // without "torch."; empty on a data host without a profile
-  double threads = 0;                   // number of threads; 0: unknown
-  std::string kernels;                  // empty: unknown
-  std::vector<double> tokens;           // sentence lengths, shortest first
+  std::string dtype;           // without "torch."; empty on a data host without a profile
+  double threads = 0;          // number of threads; 0: unknown
+  std::string kernels;         // empty: unknown
+  std::vector<double> tokens;  // sentence lengths, shortest first
 };
 
 // Costs of one kind of host in one setting.
 struct DeviceType {
   std::string name;
   double mem_bytes = 0;
-  double bw_bytes_per_s = 0;            // of the host's interface, in each direction
-  std::vector<double> weight_bytes;     // weights of each layer in this type's number type; empty: Model::mem_bytes
-  std::vector<double> time_s;           // of each layer, for one microbatch
+  double bw_bytes_per_s = 0;         // of the host's interface, in each direction
+  std::vector<double> weight_bytes;  // weights of each layer in this type's number type; empty: Model::mem_bytes
+  std::vector<double> time_s;        // of each layer, for one microbatch
   // For each layer, or empty if unknown:
-  std::vector<double> receive_s;        // taking a microbatch from a link, if the layer is a stage's first
-  std::vector<double> send_s;           // passing it to a link, if the layer is a stage's last
-  std::vector<double> activation_bytes; // in use while the layer computes, besides weights and buffers
-  std::vector<double> loss;             // of the answers, by computing it here; infinite: not allowed; empty: none
+  std::vector<double> receive_s;         // taking a microbatch from a link, if the layer is a stage's first
+  std::vector<double> send_s;            // passing it to a link, if the layer is a stage's last
+  std::vector<double> activation_bytes;  // in use while the layer computes, besides weights and buffers
+  std::vector<double> loss;              // of the answers, by computing it here; infinite: not allowed; empty: none
   // For a microbatch on the data host, in threads of their own:
-  double feed_s = 0;                    // reading the input and feeding it
-  double collect_s = 0;                 // collecting the results
-  double input_send_s = 0;              // passing the input to a link, if the first stage is on another host
-  double output_receive_s = 0;          // taking the outputs from a link, if the last stage is on another host
+  double feed_s = 0;            // reading the input and feeding it
+  double collect_s = 0;         // collecting the results
+  double input_send_s = 0;      // passing the input to a link, if the first stage is on another host
+  double output_receive_s = 0;  // taking the outputs from a link, if the last stage is on another host
   // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite if the host does not take it. Bids
   // replace everything above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
-  double busy_w = -1;                   // watts while a stage computes on it; negative: unknown
-  double idle_w = 0;                    // watts while it waits, at most those above if they are known
+  double busy_w = -1;  // watts while a stage computes on it; negative: unknown
+  double idle_w = 0;   // watts while it waits, at most those above if they are known
   ProfileNotes notes;
 
   bool bids() const { return !stage_s.empty(); }
@@ -115,14 +115,14 @@ struct Setting {
   static constexpr int kUnprofiled = -1;
 
   std::string dtype;
-  double batch_size = 8;                // items in a microbatch
+  double batch_size = 8;  // items in a microbatch
   double element_bytes = 4;
-  double input_bytes = -1;              // of one item that enters the first layer; negative: elements_in * element_bytes
-  double output_bytes = -1;             // of one item that leaves the last layer; negative: elements * element_bytes
-  double buffers_in = 2;                // microbatches that a stage buffers before itself
-  double buffers_out = 2;               // ... and after itself
-  std::vector<DeviceType> types;        // types without hosts are allowed
-  std::vector<int> type_of;             // by host: index into types, or kUnprofiled
+  double input_bytes = -1;        // of one item that enters the first layer; negative: elements_in * element_bytes
+  double output_bytes = -1;       // of one item that leaves the last layer; negative: elements * element_bytes
+  double buffers_in = 2;          // microbatches that a stage buffers before itself
+  double buffers_out = 2;         // ... and after itself
+  std::vector<DeviceType> types;  // types without hosts are allowed
+  std::vector<int> type_of;       // by host: index into types, or kUnprofiled
 
   // Null if the host was not profiled in this setting.
   const DeviceType* type(int host) const {
@@ -133,7 +133,7 @@ struct Setting {
 
 // A directed link that overrides the bandwidth of the device types. Zero bandwidth means "no link".
 struct Link {
-  int from = 0;                         // indices into Problem::hosts
+  int from = 0;  // indices into Problem::hosts
   int to = 0;
   double bw_bytes_per_s = 0;
   double latency_s = 0;
@@ -141,18 +141,18 @@ struct Link {
 
 // Bits that a link between two stages may have.
 struct Width {
-  int bits = 0;                         // per value; 0: uncompressed
-  std::vector<double> loss;             // by cut 0..L; infinite: not allowed there; empty: no loss
+  int bits = 0;              // per value; 0: uncompressed
+  std::vector<double> loss;  // by cut 0..L; infinite: not allowed there; empty: no loss
 
   double loss_at(int cut) const { return loss.empty() ? 0 : loss[static_cast<std::size_t>(cut)]; }
 };
 
 struct Problem {
   Model model;
-  std::vector<std::string> hosts;       // names, in the order of the devices file
+  std::vector<std::string> hosts;  // names, in the order of the devices file
   std::vector<Setting> settings;
-  std::vector<Link> links;              // empty: bandwidth(a, b) = min of the two types', latency 0
-  int data_host = -1;                   // index into hosts; -1: its links do not count
+  std::vector<Link> links;  // empty: bandwidth(a, b) = min of the two types', latency 0
+  int data_host = -1;       // index into hosts; -1: its links do not count
   std::vector<Width> widths{1};
   double max_loss = kInfinity;
   double max_latency_s = kInfinity;
@@ -166,30 +166,30 @@ enum class Objective { kThroughput, kLatency, kEnergy };
 
 struct Options {
   Objective objective = Objective::kThroughput;
-  double min_items_per_s = 0;           // kEnergy: least throughput
-  double time_limit_s = 10;             // wall clock; the best answer so far with its bound is returned
+  double min_items_per_s = 0;  // kEnergy: least throughput
+  double time_limit_s = 10;    // wall clock; the best answer so far with its bound is returned
 };
 
 struct Stage {
   int host = 0;
-  int first = 0;                        // half-open, from 0
+  int first = 0;  // half-open, from 0
   int last = 0;
-  int setting = 0;                      // index into Problem::settings
-  int width = 0;                        // of the link to the next stage: index into Problem::widths
+  int setting = 0;  // index into Problem::settings
+  int width = 0;    // of the link to the next stage: index into Problem::widths
 };
 
 enum class Status {
-  kOptimal,                             // objective == lower bound (proven)
-  kBounded,                             // stopped at the time limit: objective >= optimum >= lower_bound
-  kInfeasible,                          // proven: no schedule exists
-  kUnknown,                             // stopped before a schedule was found or ruled out
+  kOptimal,     // objective == lower bound (proven)
+  kBounded,     // stopped at the time limit: objective >= optimum >= lower_bound
+  kInfeasible,  // proven: no schedule exists
+  kUnknown,     // stopped before a schedule was found or ruled out
 };
 
 struct Solution {
   Status status = Status::kUnknown;
   double batch_size = 0;
   std::vector<Stage> stages;
-  double objective = kInfinity;         // seconds: period / batch_size, or latency; kEnergy: joules / batch_size
+  double objective = kInfinity;  // seconds: period / batch_size, or latency; kEnergy: joules / batch_size
   double lower_bound = 0;
   double period_s = kInfinity;
   double latency_s = kInfinity;

@@ -8,9 +8,9 @@
 namespace pipeedge {
 namespace {
 
-constexpr double kQuickly = 2;         // seconds for an easier problem
-constexpr double kPlenty = 1e18;       // bytes per second
-constexpr double kTrial = 0.1;         // seconds for a trial of the bisection
+constexpr double kQuickly = 2;    // seconds for an easier problem
+constexpr double kPlenty = 1e18;  // bytes per second
+constexpr double kTrial = 0.1;    // seconds for a trial of the bisection
 
 // Calls visit(setting, type) for each setting that has a host.
 template <typename Visit>
@@ -154,7 +154,7 @@ WhyUnused why_unused(const Problem& problem, int host, Objective objective, cons
   why.free_bytes = memory_of(problem, host);
   double fastest = kInfinity;
   double total = kInfinity;
-  double smallest_cut = kInfinity;     // bytes of the cheapest cut inside the model
+  double smallest_cut = kInfinity;  // bytes of the cheapest cut inside the model
   double bandwidth = 0;
   for_settings(problem, host, [&](const Setting& setting, const DeviceType& type) {
     double sum = 0;

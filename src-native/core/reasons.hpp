@@ -8,16 +8,16 @@ namespace pipeedge {
 
 struct WhyNone {
   enum class Kind {
-    kNoHost,                           // there are no hosts
-    kBids,                             // no chain of bids covers the layers
-    kLayer,                            // one layer fits on no host: `layer` needs needed_bytes, the host has free_bytes
-    kMemory,                           // all hosts have free_bytes, the layers need needed_bytes without buffers
-    kLinks,                            // with links that carry everything, there is a plan
-    kBuffers,                          // ... if each host has `factor` of its memory
-    kCut,                              // ... not even then
-    kThroughput,                       // the fastest plan has items_per_s
-    kLoss,                             // there is one that loses more
-    kLatency,                          // there is one of latency_s
+    kNoHost,      // there are no hosts
+    kBids,        // no chain of bids covers the layers
+    kLayer,       // one layer fits on no host: `layer` needs needed_bytes, the host has free_bytes
+    kMemory,      // all hosts have free_bytes, the layers need needed_bytes without buffers
+    kLinks,       // with links that carry everything, there is a plan
+    kBuffers,     // ... if each host has `factor` of its memory
+    kCut,         // ... not even then
+    kThroughput,  // the fastest plan has items_per_s
+    kLoss,        // there is one that loses more
+    kLatency,     // there is one of latency_s
   };
 
   Kind kind = Kind::kCut;
@@ -34,12 +34,12 @@ WhyNone why_no_plan(const Problem& problem, const Options& options);
 
 struct WhyUnused {
   enum class Kind {
-    kMemory,                           // free_bytes hold no layer; the smallest needs needed_bytes
+    kMemory,  // free_bytes hold no layer; the smallest needs needed_bytes
     kNoBandwidth,
-    kSlow,                             // its fastest layer takes `seconds`, at least the period
-    kSlowLink,                         // its link takes `seconds` for the smallest cut, at least the period
-    kNotNeeded,                        // proven
-    kUndecided,                        // no better plan with it was found in time
+    kSlow,       // its fastest layer takes `seconds`, at least the period
+    kSlowLink,   // its link takes `seconds` for the smallest cut, at least the period
+    kNotNeeded,  // proven
+    kUndecided,  // no better plan with it was found in time
   };
 
   Kind kind = Kind::kUndecided;

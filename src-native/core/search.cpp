@@ -17,7 +17,7 @@ std::vector<int> capacities(const Network& network) {
 }
 
 struct Candidate {
-  double bound = 0;               // by the first prices
+  double bound = 0;  // by the first prices
   std::int32_t parent = -1;
   Step step;
 
@@ -240,18 +240,18 @@ class Search {
   const Counts counts_;
   const std::size_t kinds_;
   const std::size_t active_;
-  const int least_;                            // its place among the active amounts; -1: none
-  std::array<double, kAmounts> most_{};        // of the active amounts
-  std::vector<double> budgets_;                // by prices
+  const int least_;                                            // its place among the active amounts; -1: none
+  std::array<double, kAmounts> most_{};                        // of the active amounts
+  std::vector<double> budgets_;                                // by prices
   std::vector<double> link_ = std::vector<double>(kinds_, 0);  // price of a link, by prices
-  std::vector<std::vector<Candidate>> pending_;  // by cut
+  std::vector<std::vector<Candidate>> pending_;                // by cut
   std::vector<Label> labels_;
-  std::vector<std::uint64_t> used_;            // [label][word]
-  std::vector<double> paid_;                   // [label][prices]: price of its hosts and amounts
+  std::vector<std::uint64_t> used_;  // [label][word]
+  std::vector<double> paid_;         // [label][prices]: price of its hosts and amounts
   std::vector<std::uint64_t> scratch_;
   std::int32_t goal_parent_ = -1;
   Step goal_;
-  double reached_ = kInfinity;                 // the goal's amount to be made small
+  double reached_ = kInfinity;  // the goal's amount to be made small
   std::int64_t work_ = 0;
   unsigned ticks_ = 0;
   bool dropped_ = false;

@@ -21,17 +21,17 @@ namespace pipeedge {
 
 struct SearchTask {
   int max_stages = 0;
-  int width = 1000;               // largest number of labels at a cut
-  std::int64_t max_work = 0;      // limit on comparisons and extensions; not a time, so that a problem
-                                  // has the same solution on every machine
-  std::optional<Amount> least;    // an amount to be made as small as possible; none: any plan will do
-  double most = kInfinity;        // of this amount
+  int width = 1000;             // largest number of labels at a cut
+  std::int64_t max_work = 0;    // limit on comparisons and extensions; not a time, so that a problem
+                                // has the same solution on every machine
+  std::optional<Amount> least;  // an amount to be made as small as possible; none: any plan will do
+  double most = kInfinity;      // of this amount
 };
 
 struct SearchResult {
-  std::optional<Path> found;      // with `least`, the best plan if the search is complete
-  double least = kInfinity;       // its amount to be made small
-  bool complete = false;          // no label was dropped, so the result is exact
+  std::optional<Path> found;  // with `least`, the best plan if the search is complete
+  double least = kInfinity;   // its amount to be made small
+  bool complete = false;      // no label was dropped, so the result is exact
 };
 
 // `prices`: the first rank labels, all of them rule labels out.

@@ -61,8 +61,7 @@ void Simplex::optimise(int max_pivots) {
       const double step = direction_[at(row)];
       if (step <= kPivotTolerance) continue;
       const double limit = std::max(0.0, values_[at(row)]) / step;
-      if (leaving < 0 || limit < ratio - 1e-12 ||
-          (limit <= ratio + 1e-12 && step > direction_[at(leaving)])) {
+      if (leaving < 0 || limit < ratio - 1e-12 || (limit <= ratio + 1e-12 && step > direction_[at(leaving)])) {
         leaving = row;
         ratio = limit;
       }

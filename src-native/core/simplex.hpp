@@ -41,9 +41,9 @@ class Simplex {
   std::vector<char> barred_;
   std::vector<char> is_basic_;
   std::vector<int> basis_;
-  std::vector<double> values_;    // of the basic columns
+  std::vector<double> values_;  // of the basic columns
   std::vector<double> duals_;
-  std::vector<double> inverse_;   // row-major
+  std::vector<double> inverse_;  // row-major
   std::vector<double> direction_;
 };
 

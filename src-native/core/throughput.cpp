@@ -35,7 +35,7 @@ class PeriodSearch {
   // Bisection with one effort.
   void narrow(const Effort& effort) {
     OpenInterval open;
-    bool above = true;            // ask above the open interval and below it in turn
+    bool above = true;  // ask above the open interval and below it in turn
     // Whether this size can do better at all comes first, if the best plan has another one.
     bool challenge = incumbent_.best_size() != s_;
     while (!incumbent_.closed(s_) && !incumbent_.clock().expired()) {
@@ -44,7 +44,7 @@ class PeriodSearch {
         target = just_below(high());
       } else if (open.empty()) {
         target = between(low(), high(), 0);
-        if (!target) {            // no time lies below the upper bound: it is the optimum
+        if (!target) {  // no time lies below the upper bound: it is the optimum
           incumbent_.raise_low(s_, incumbent_.best().value);
           return;
         }

@@ -44,11 +44,9 @@ auto attempt(const Read& read) -> std::optional<decltype(read())> {
 
 void check_problem(const std::vector<std::string>& texts) {
   const auto models = attempt([&] { return yaml::models_from(yaml::parse(texts[0], "models.yml")); });
-  const auto types =
-      attempt([&] { return yaml::device_types_from(yaml::parse(texts[1], "device_types.yml")); });
+  const auto types = attempt([&] { return yaml::device_types_from(yaml::parse(texts[1], "device_types.yml")); });
   const auto devices = attempt([&] { return yaml::devices_from(yaml::parse(texts[2], "devices.yml")); });
-  const auto neighbors =
-      attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
+  const auto neighbors = attempt([&] { return yaml::neighbors_from(yaml::parse(texts[3], "neighbors.yml")); });
   cli::files_json({models, types, devices, neighbors});
   if (const auto problem = attempt([&] { return cli::read_problem(texts[0], "problem.json"); })) {
     validate(problem->problem);
@@ -60,9 +58,8 @@ void check_problem(const std::vector<std::string>& texts) {
     request.model = model.name;
     for (const bool joint : {false, true}) {
       if (joint) request.choice.emplace();
-      const auto assembly = attempt([&] {
-        return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request);
-      });
+      const auto assembly = attempt(
+          [&] { return yaml::assemble(*models, *types, *devices, neighbors ? &*neighbors : nullptr, request); });
       if (assembly) validate(assembly->problem);
     }
   }

@@ -44,10 +44,10 @@ void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, siz
 
 using MultiplyRows = void (*)(const uint8_t*, size_t, const int8_t*, size_t, int32_t*);
 
-constexpr MultiplyRows kByRows[kTileRows] = {
-    multiply_rows<1>, multiply_rows<2>,  multiply_rows<3>,  multiply_rows<4>,  multiply_rows<5>,
-    multiply_rows<6>, multiply_rows<7>,  multiply_rows<8>,  multiply_rows<9>,  multiply_rows<10>,
-    multiply_rows<11>, multiply_rows<12>, multiply_rows<13>, multiply_rows<14>};
+constexpr MultiplyRows kByRows[kTileRows] = {multiply_rows<1>,  multiply_rows<2>,  multiply_rows<3>,  multiply_rows<4>,
+                                             multiply_rows<5>,  multiply_rows<6>,  multiply_rows<7>,  multiply_rows<8>,
+                                             multiply_rows<9>,  multiply_rows<10>, multiply_rows<11>, multiply_rows<12>,
+                                             multiply_rows<13>, multiply_rows<14>};
 
 void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t quads, int32_t* sums) {
   kByRows[rows - 1](codes, stride, panel, quads, sums);

@@ -45,9 +45,8 @@ Encoded encode(const Variant& variant, const Values& values, int bits, const Lev
   encoded.codes.resize(packed_bytes(values.rows * values.length, bits));
   encoded.scales.resize(values.rows);
   encoded.offsets.resize(values.rows);
-  encoded.bad_row =
-      variant.encode(values, bits, levels, turned.transform, encoded.codes.data(), encoded.scales.data(),
-                     encoded.offsets.data());
+  encoded.bad_row = variant.encode(values, bits, levels, turned.transform, encoded.codes.data(), encoded.scales.data(),
+                                   encoded.offsets.data());
   return encoded;
 }
 
@@ -122,7 +121,8 @@ void test_transforms() {
       double before = 0, after = 0;
       for (const float x : data) before += static_cast<double>(x) * static_cast<double>(x);
       for (const float x : wanted) after += static_cast<double>(x) * static_cast<double>(x);
-      const std::string what = std::to_string(rows) + "x" + std::to_string(length) + " in blocks of " + std::to_string(block);
+      const std::string what =
+          std::to_string(rows) + "x" + std::to_string(length) + " in blocks of " + std::to_string(block);
       check(std::abs(after - before) <= 1e-5 * before, what + " keeps the sum of squares");
       for (const Variant* variant : variants()) {
         const std::string who = std::string(variant->name) + " " + what;

@@ -121,9 +121,7 @@ struct BruteForce {
 
 Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool links) {
   const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
-  const auto real = [&](double low, double high) {
-    return std::uniform_real_distribution<double>(low, high)(random);
-  };
+  const auto real = [&](double low, double high) { return std::uniform_real_distribution<double>(low, high)(random); };
   Problem problem;
   problem.settings.resize(1);
   Setting& setting = only(problem);
@@ -249,7 +247,8 @@ void test_brute_force() {
     const BruteForce best(problem);
     for (const Objective objective : {Objective::kThroughput, Objective::kLatency}) {
       const Solution solution = solve(problem, objective);
-      const double expected = objective == Objective::kThroughput ? best.period / problem.settings[0].batch_size : best.latency;
+      const double expected =
+          objective == Objective::kThroughput ? best.period / problem.settings[0].batch_size : best.latency;
       if (std::isinf(expected)) {
         CHECK_WITH(solution.status == Status::kInfeasible, n);
         continue;

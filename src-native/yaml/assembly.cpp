@@ -87,8 +87,8 @@ const std::vector<Profile>* find_profiles(const TypeSpec& type, const std::strin
   const auto& models = type.models;
   auto found = std::find_if(models.begin(), models.end(), [&](const auto& entry) { return entry.model == model; });
   if (found == models.end()) {
-    found = std::find_if(models.begin(), models.end(),
-                         [&](const auto& entry) { return same_model(entry.model, model); });
+    found =
+        std::find_if(models.begin(), models.end(), [&](const auto& entry) { return same_model(entry.model, model); });
   }
   return found == models.end() ? nullptr : &found->profiles;
 }
@@ -169,8 +169,8 @@ class Assembler {
     problem_.model = sized ? model_at(*model_, request_.tokens) : model_->model;
     if (request_.tokens > 0 && !sized) {
       warn(models_name_ + ": " + printable(model_->name) +
-           " does not say for how many tokens its sizes are; they are not scaled to " +
-           number_text(request_.tokens) + ": profile the model again");
+           " does not say for how many tokens its sizes are; they are not scaled to " + number_text(request_.tokens) +
+           ": profile the model again");
     }
     if (!request_.choice) return;
     problem_.max_loss = anything() ? kInfinity : 1 - request_.choice->min_agreement;
@@ -289,8 +289,8 @@ class Assembler {
     if (profile.time_s.size() != layers) {
       throw SpecError(types_name_ + ":" + std::to_string(profile.line) + ": " + printable(spec.name) +
                       ": model_profiles: " + printable(request_.model) + ": time_s: has " +
-                      plural(profile.time_s.size(), "value") + " for " + plural(layers, "layer") + " (" +
-                      models_name_ + ")");
+                      plural(profile.time_s.size(), "value") + " for " + plural(layers, "layer") + " (" + models_name_ +
+                      ")");
     }
     if (const std::string why = request_.tokens > 0 ? why_unscaled(profile, request_.tokens) : ""; !why.empty()) {
       warn(types_name_ + ": " + printable(spec.name) + " " + why);
@@ -432,8 +432,8 @@ class Assembler {
     }
     const auto found = host_index_.find(request_.data_host);
     if (found == host_index_.end()) {
-      throw SpecError(option + ": no such host in " + devices_name_ + ", which has: " +
-                      listing(printable_all(problem_.hosts)));
+      throw SpecError(option + ": no such host in " + devices_name_ +
+                      ", which has: " + listing(printable_all(problem_.hosts)));
     }
     problem_.data_host = found->second;
     const std::size_t layers = problem_.model.mem_bytes.size();
@@ -549,7 +549,7 @@ class Assembler {
   const Request& request_;
   const std::string models_name_, types_name_, devices_name_;  // for messages
   const ModelSpec* model_ = nullptr;
-  std::map<std::string, std::string> dtype_of_;                // short names of the request, by device type
+  std::map<std::string, std::string> dtype_of_;  // short names of the request, by device type
   std::unordered_map<std::string, const TypeSpec*> type_spec_;
   Assembly assembly_;
   Problem& problem_ = assembly_.problem;
@@ -560,8 +560,8 @@ class Assembler {
 
 }  // namespace
 
-Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices,
-                  const Neighbors* neighbors, const Request& request) {
+Assembly assemble(const Models& models, const DeviceTypes& types, const Devices& devices, const Neighbors* neighbors,
+                  const Request& request) {
   return Assembler(models, types, devices, request).assemble(neighbors);
 }
 

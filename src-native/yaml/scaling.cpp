@@ -19,14 +19,13 @@ std::vector<double> lengths_of(const Profile& profile) {
 namespace {
 
 // Returns a list of `profile` scaled to sentences of `tokens`; unscaled if a length lacks it.
-std::vector<double> list_at(const Profile& profile, std::vector<double> Profile::* list, double tokens) {
+std::vector<double> list_at(const Profile& profile, std::vector<double> Profile::*list, double tokens) {
   std::vector<const Profile*> measured{&profile};
   for (const Profile& other : profile.lengths) {
     if ((other.*list).size() != (profile.*list).size()) return profile.*list;
     measured.push_back(&other);
   }
-  std::sort(measured.begin(), measured.end(),
-            [](const Profile* a, const Profile* b) { return a->tokens < b->tokens; });
+  std::sort(measured.begin(), measured.end(), [](const Profile* a, const Profile* b) { return a->tokens < b->tokens; });
   const std::vector<double> lengths = lengths_of(profile);
   std::vector<double> found;
   for (std::size_t layer = 0; layer < (profile.*list).size(); ++layer) {

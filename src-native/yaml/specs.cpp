@@ -12,9 +12,7 @@
 namespace pipeedge::yaml {
 namespace {
 
-std::string layers_text(double layers) {
-  return number_text(layers) + (layers == 1 ? " layer" : " layers");
-}
+std::string layers_text(double layers) { return number_text(layers) + (layers == 1 ? " layer" : " layers"); }
 
 // The entries of `view` whose keys are not in `known`.
 OtherKeys others(const View& view, const std::set<std::string_view>& known) {
@@ -57,8 +55,8 @@ std::map<int, std::vector<double>> agreement_from(const View& view, std::size_t 
     std::vector<double>& agreement = found[std::stoi(std::string(key))];
     agreement = cuts.numbers();
     if (agreement.size() + 1 != layers) {
-      cuts.fail("has " + plural(agreement.size(), "value") + " for " +
-                plural(layers > 0 ? layers - 1 : 0, "cut") + " between two layers");
+      cuts.fail("has " + plural(agreement.size(), "value") + " for " + plural(layers > 0 ? layers - 1 : 0, "cut") +
+                " between two layers");
     }
     for (const double part : agreement) {
       if (part > 1) cuts.fail("is a part of the items, at most 1");
@@ -91,8 +89,8 @@ ModelSpec model_from(const std::string& name, const View& view) {
   spec.model.elements_out.reserve(count);
   for (std::size_t i = 0; i < count; ++i) spec.model.elements_out.push_back(block[i % block.size()]);
   if (const auto shared = view.find("shared_with")) spec.model.shared_with = shared_layers(*shared, count);
-  std::set<std::string_view> known{"layers", "mem_MB", "parameters_in", "parameters_out", "shared_with",
-                                   "agreement_at_bits"};
+  std::set<std::string_view> known{"layers",         "mem_MB",      "parameters_in",
+                                   "parameters_out", "shared_with", "agreement_at_bits"};
   if (const auto agreement = view.find("agreement_at_bits")) {
     spec.agreement_at_bits = agreement_from(*agreement, count);
   }
@@ -102,8 +100,7 @@ ModelSpec model_from(const std::string& name, const View& view) {
     const View per_token = view.at("parameters_out_per_token");
     spec.elements_out_per_token = per_token.whole_numbers();
     if (spec.elements_out_per_token.size() != count) {
-      per_token.fail("has " + plural(spec.elements_out_per_token.size(), "value") + " for " +
-                     layers_text(layers));
+      per_token.fail("has " + plural(spec.elements_out_per_token.size(), "value") + " for " + layers_text(layers));
     }
     known.insert({"tokens", "parameters_in_per_token", "parameters_out_per_token"});
   }
@@ -112,8 +109,7 @@ ModelSpec model_from(const std::string& name, const View& view) {
 }
 
 // Keys of a profile that the entries of other lengths also have.
-const std::set<std::string_view> kLengthKeys{"tokens",    "time_s", "spread_s",
-                                             "receive_s", "send_s", "activations_MB"};
+const std::set<std::string_view> kLengthKeys{"tokens", "time_s", "spread_s", "receive_s", "send_s", "activations_MB"};
 
 // Numbers of each layer under `key` of a profile, multiplied by `unit`; empty if the key is missing.
 std::vector<double> per_layer(const View& view, const char* key, std::size_t layers, double unit = 1) {
@@ -158,8 +154,7 @@ void read_lengths(const View& lengths, Profile& profile) {
     other.tokens = tokens;
     if (other.time_s.size() != profile.time_s.size()) {
       entry.at("time_s").fail("has " + plural(other.time_s.size(), "value") + ", that of " +
-                              number_text(profile.tokens) + " tokens has " +
-                              std::to_string(profile.time_s.size()));
+                              number_text(profile.tokens) + " tokens has " + std::to_string(profile.time_s.size()));
     }
     other.other = others(entry, kLengthKeys);
     profile.lengths.push_back(std::move(other));
@@ -263,9 +258,7 @@ TypeSpec type_from(const std::string& name, const View& view) {
 
 using Shared = std::shared_ptr<const Document>;
 
-Shared shared(Document document) {
-  return std::make_shared<const Document>(std::move(document));
-}
+Shared shared(Document document) { return std::make_shared<const Document>(std::move(document)); }
 
 // `view`: where the entries stand in `document`.
 DeviceTypes types_at(const Shared& document, const View& view) {
@@ -282,13 +275,11 @@ Devices devices_at(const Shared& document, const View& view) {
     for (const View& item : hosts.items()) {
       const std::string host = item.text();
       if (host.empty()) item.fail("is an empty host name");
-      if (printable(host, host.size() + 1) != host)
-        item.fail("is a host name with a control character in it");
+      if (printable(host, host.size() + 1) != host) item.fail("is a host name with a control character in it");
       const auto [other, fresh] = seen.emplace(host, type);
       if (!fresh) {
-        item.fail(
-            "the host " + printable(host) + " is listed twice" +
-            (other->second == type ? "" : "; it stands under " + printable(other->second) + " already"));
+        item.fail("the host " + printable(host) + " is listed twice" +
+                  (other->second == type ? "" : "; it stands under " + printable(other->second) + " already"));
       }
       entry.hosts.push_back(host);
     }

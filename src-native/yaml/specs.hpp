@@ -30,7 +30,7 @@
 
 namespace pipeedge::yaml {
 
-constexpr double kBytesPerMB = 1 << 20;             // mem_MB counts 2^20 bytes
+constexpr double kBytesPerMB = 1 << 20;                     // mem_MB counts 2^20 bytes
 constexpr double kBytesPerSecondPerMbps = (1 << 20) / 8.0;  // bw_Mbps counts 2^20 bits per second
 
 // Entries of a map that no field stands for, in file order.
@@ -39,9 +39,9 @@ using OtherKeys = std::vector<std::pair<std::string, View>>;
 struct ModelSpec {
   std::string name;
   int line = 0;
-  Model model;                         // model.layers() may be 0
+  Model model;  // model.layers() may be 0
   // For text, if given: the sentence length of the sizes, and how they grow with it.
-  double tokens = 0;                   // 0: unknown
+  double tokens = 0;  // 0: unknown
   double elements_in_per_token = 0;
   std::vector<double> elements_out_per_token;
   // If given: for bits per value, the part of the answers that stay the same if the cut after each layer but the
@@ -52,7 +52,7 @@ struct ModelSpec {
 
 // What a transport costs a stage in addition to Profile::receive_s and send_s.
 struct Handling {
-  double receive_s = 0;                // of a microbatch
+  double receive_s = 0;  // of a microbatch
   double receive_s_per_byte = 0;
   double send_s = 0;
   double send_s_per_byte = 0;
@@ -61,25 +61,25 @@ struct Handling {
 
 struct Profile {
   double batch_size = 0;
-  std::string dtype;                   // as written, with or without "torch."
-  int line = 0;                        // line of time_s
+  std::string dtype;  // as written, with or without "torch."
+  int line = 0;       // line of time_s
   std::vector<double> time_s;
   // Empty if the profile does not have them:
-  std::vector<double> spread_s;        // between the quartiles of the measured times
+  std::vector<double> spread_s;  // between the quartiles of the measured times
   std::vector<double> receive_s;
   std::vector<double> send_s;
   std::vector<double> activation_bytes;
   std::vector<double> weight_bytes;
   std::optional<double> feed_s;
   std::optional<double> collect_s;
-  std::optional<double> agreement;     // part of the classifications that are those of float32
-  std::optional<double> process_bytes;  // memory of the process besides its stage
-  std::optional<double> busy_w;        // watts while it was measured
-  double threads = 0;                  // 0: unknown
-  std::string kernels;                 // with which it was profiled; empty: unknown
-  double tokens = 0;                   // sentence length; 0 if unknown or not text
+  std::optional<double> agreement;           // part of the classifications that are those of float32
+  std::optional<double> process_bytes;       // memory of the process besides its stage
+  std::optional<double> busy_w;              // watts while it was measured
+  double threads = 0;                        // 0: unknown
+  std::string kernels;                       // with which it was profiled; empty: unknown
+  double tokens = 0;                         // sentence length; 0 if unknown or not text
   std::map<std::string, Handling> handling;  // by transport; empty if the profile does not have it
-  std::vector<Profile> lengths;        // profiles of other lengths, with the lists and `tokens` only
+  std::vector<Profile> lengths;              // profiles of other lengths, with the lists and `tokens` only
   OtherKeys other;
 };
 
@@ -92,8 +92,8 @@ struct TypeSpec {
   std::string name;
   double bw_bytes_per_s = 0;
   double mem_bytes = 0;
-  std::optional<double> busy_w;        // watts while it computes, for profiles without their own
-  std::optional<double> idle_w;        // watts while it waits
+  std::optional<double> busy_w;  // watts while it computes, for profiles without their own
+  std::optional<double> idle_w;  // watts while it waits
   std::vector<ModelProfiles> models;
   OtherKeys other;
 };

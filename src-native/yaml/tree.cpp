@@ -255,8 +255,7 @@ class TreeBuilder : public YAML::EventHandler {
     }
     Node& parent = *open_.back();
     const bool is_key = parent.kind == Node::Kind::kMap && parent.children.size() % 2 == 0;
-    if (is_key && node.kind != Node::Kind::kScalar)
-      fail_at(document_.name(), line, "a key of a map must be a name");
+    if (is_key && node.kind != Node::Kind::kScalar) fail_at(document_.name(), line, "a key of a map must be a name");
     parent.children.push_back(&node);
   }
 
@@ -284,8 +283,7 @@ class TreeBuilder : public YAML::EventHandler {
     }
     if (merged.empty()) return;
     for (const Node* source : merged) {
-      if (source->kind != Node::Kind::kMap)
-        fail_at(document_.name(), map.line, "<< must name a map or a list of maps");
+      if (source->kind != Node::Kind::kMap) fail_at(document_.name(), map.line, "<< must name a map or a list of maps");
       for (std::size_t i = 0; i + 1 < source->children.size(); i += 2) {
         if (!keys.insert(source->children[i]->text).second) continue;
         own.push_back(source->children[i]);
@@ -301,7 +299,7 @@ class TreeBuilder : public YAML::EventHandler {
   std::vector<Node*> open_;
   std::vector<const Node*> anchors_;  // by yaml-cpp's number, from 1
   std::size_t seen_ = 0;
-  int last_key_ = kNowhere;           // position of the previous scalar or alias, which may be a key
+  int last_key_ = kNowhere;  // position of the previous scalar or alias, which may be a key
   const Node* root_ = nullptr;
 };
 
@@ -345,8 +343,7 @@ std::string read_text(const std::filesystem::path& file) {
   std::vector<char> chunk(std::size_t{1} << 16);
   while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stream.get())) {
     if (text.size() + got > kMaxFileBytes) {
-      fail_at(name, 0,
-              "is larger than " + std::to_string(kMaxFileBytes >> 20) + " MiB, the most that is read");
+      fail_at(name, 0, "is larger than " + std::to_string(kMaxFileBytes >> 20) + " MiB, the most that is read");
     }
     text.append(chunk.data(), got);
   }
@@ -354,9 +351,7 @@ std::string read_text(const std::filesystem::path& file) {
   return text;
 }
 
-Document read_document(const std::string& file) {
-  return parse(read_text(file), file);
-}
+Document read_document(const std::string& file) { return parse(read_text(file), file); }
 
 View::View(const View& parent, const Node& node, std::string_view step)
     : document_(parent.document_), node_(&node), path_(parent.path_) {
@@ -372,8 +367,7 @@ void View::wrong_kind(const char* wanted) const {
   switch (node_->kind) {
     case Node::Kind::kNull: fail(std::string("has no value; ") + wanted + " is expected");
     case Node::Kind::kScalar:
-      fail("is '" + printable(node_->text) + (node_->plain ? "'; " : "' in quotes; ") + wanted +
-           " is expected");
+      fail("is '" + printable(node_->text) + (node_->plain ? "'; " : "' in quotes; ") + wanted + " is expected");
     case Node::Kind::kSequence: fail(std::string("is a list; ") + wanted + " is expected");
     case Node::Kind::kMap: fail(std::string("is a map; ") + wanted + " is expected");
   }
@@ -425,8 +419,7 @@ std::string View::text() const {
 
 // `entry` is the index (from 0) of `node` in the list of this view. Its path is only computed for a
 // message.
-double View::parse_number(const Node& node, double least, bool whole,
-                          std::optional<std::size_t> entry) const {
+double View::parse_number(const Node& node, double least, bool whole, std::optional<std::size_t> entry) const {
   const auto here = [&] { return entry ? View(*this, node, "entry " + std::to_string(*entry + 1)) : *this; };
   const char* wanted = whole ? "a whole number" : "a number";
   if (node.kind != Node::Kind::kScalar || !node.plain) here().wrong_kind(wanted);
@@ -462,19 +455,14 @@ double View::parse_number(const Node& node, double least, bool whole,
                 (document_->largest() == kLargestNumber ? "1,000,000,000,000,000" : "1e21"));
   }
   if (value < least) {
-    here().fail("is " + printable(text) +
-                (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
+    here().fail("is " + printable(text) + (least == 0 ? "; it must not be negative" : "; it must be at least 1"));
   }
   if (whole && value != std::floor(value)) here().wrong_kind(wanted);
   return value;
 }
 
-double View::number(double least) const {
-  return parse_number(*node_, least, false, std::nullopt);
-}
-double View::whole_number(double least) const {
-  return parse_number(*node_, least, true, std::nullopt);
-}
+double View::number(double least) const { return parse_number(*node_, least, false, std::nullopt); }
+double View::whole_number(double least) const { return parse_number(*node_, least, true, std::nullopt); }
 
 std::optional<double> View::number_if_any(double least) const {
   try {
@@ -494,11 +482,7 @@ std::vector<double> View::sequence_of_numbers(bool whole) const {
   return found;
 }
 
-std::vector<double> View::numbers() const {
-  return sequence_of_numbers(false);
-}
-std::vector<double> View::whole_numbers() const {
-  return sequence_of_numbers(true);
-}
+std::vector<double> View::numbers() const { return sequence_of_numbers(false); }
+std::vector<double> View::whole_numbers() const { return sequence_of_numbers(true); }
 
 }  // namespace pipeedge::yaml

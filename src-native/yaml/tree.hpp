@@ -21,9 +21,9 @@
 namespace pipeedge::yaml {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{64} << 20;
-constexpr std::size_t kMaxNodes = 4'000'000;   // counted with aliases expanded
-constexpr std::size_t kMaxDepth = 32;          // the deepest file of the scheduler has 6
-constexpr double kLargestNumber = 1e15;        // sums and products of such numbers stay finite
+constexpr std::size_t kMaxNodes = 4'000'000;  // counted with aliases expanded
+constexpr std::size_t kMaxDepth = 32;         // the deepest file of the scheduler has 6
+constexpr double kLargestNumber = 1e15;       // sums and products of such numbers stay finite
 
 // A document that is invalid. what() is one line, "FILE:LINE: KEY: what is wrong".
 class SpecError : public std::runtime_error {
@@ -64,7 +64,7 @@ class Document {
 
   std::string name_;
   double largest_ = kLargestNumber;
-  std::deque<Node> nodes_;            // a deque, because its addresses are stable
+  std::deque<Node> nodes_;  // a deque, because its addresses are stable
   const Node* root_ = nullptr;
 };
 
@@ -77,23 +77,23 @@ class View {
 
   Node::Kind kind() const { return node_->kind; }
   bool is_null() const { return node_->kind == Node::Kind::kNull; }
-  bool is_plain() const { return node_->plain; }        // whether a scalar stands without quotes
+  bool is_plain() const { return node_->plain; }  // whether a scalar stands without quotes
   int line() const { return node_->line; }
 
   // Entries of a map. A null (an empty document, `key:` without a value) has none.
   std::vector<std::pair<std::string, View>> entries() const;
-  View at(std::string_view key) const;                  // fails if the key is missing
+  View at(std::string_view key) const;  // fails if the key is missing
   std::optional<View> find(std::string_view key) const;
 
-  std::vector<View> items() const;                      // items of a sequence; a null has none
+  std::vector<View> items() const;  // items of a sequence; a null has none
 
-  bool is_text(std::string_view wanted) const;          // whether it is a scalar with this text
-  std::string text() const;                             // any scalar, as written
-  double number(double least = 0) const;                // finite, at least `least`, at most kLargestNumber
-  double whole_number(double least = 0) const;          // ... without a fraction
+  bool is_text(std::string_view wanted) const;  // whether it is a scalar with this text
+  std::string text() const;                     // any scalar, as written
+  double number(double least = 0) const;        // finite, at least `least`, at most kLargestNumber
+  double whole_number(double least = 0) const;  // ... without a fraction
   // number(), or nothing where it would fail.
   std::optional<double> number_if_any(double least = 0) const;
-  std::vector<double> numbers() const;                  // numbers of a sequence; a null has none
+  std::vector<double> numbers() const;  // numbers of a sequence; a null has none
   std::vector<double> whole_numbers() const;
 
  private:
@@ -104,7 +104,7 @@ class View {
 
   const Document* document_;
   const Node* node_;
-  std::string path_;                  // "google/vit-base-patch16-224: mem_MB"
+  std::string path_;  // "google/vit-base-patch16-224: mem_MB"
 };
 
 // Reads a regular file of at most kMaxFileBytes. Throws SpecError.

@@ -7,8 +7,8 @@
 
 namespace pipeedge::yaml {
 
-std::string plural(std::size_t count, const char* one);   // "1 host", "2 hosts"
-std::string number_text(double value);                    // a whole number of at most kLargestNumber
+std::string plural(std::size_t count, const char* one);  // "1 host", "2 hosts"
+std::string number_text(double value);                   // a whole number of at most kLargestNumber
 
 // Up to `limit` names without quotes, separated by commas: "a, b, c and 4 more"; "none" if empty.
 std::string listing(const std::vector<std::string>& names, std::size_t limit = 6);
