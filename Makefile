@@ -64,6 +64,7 @@ types: $(ready)
 	$(bin)/mypy
 
 native: $(ready)
+	scripts/check-native
 	$(bin)/ctest --test-dir build/native/_skbuild/src-native --output-on-failure --timeout 300
 
 # Processes have one thread each, because some tests run several ranks. Each file runs on one worker, so that shared
