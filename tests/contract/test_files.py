@@ -165,8 +165,8 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
         "runtime.py -m vit-digits --input a.npz --output a.npz",
         "runtime.py -m model --report model/config.json",
         "runtime.py -m vit-digits --report x.json --trace x.json",
-        "runtime.py -m vit-digits -sm models.yml -sdt device_types.yml -sd devices.yml -H mb-0 "
-        "--trace devices.json",
+        "runtime.py -m google/vit-base-patch16-224 -sm models.yml -sdt device_types.yml -sd devices.yml "
+        "-H mb-0 --trace devices.json",
         "runtime.py -m vit-digits --metrics-dir . --output shard-rank0.csv",
         "profiler.py -m model -o model/config.json",
         "profiler.py -m vit-digits -dt t --bw-Mbps 1 -sm new.yml -sdt new.yml",
