@@ -168,10 +168,10 @@ class Bed:
         """Profile the model on all hosts at once and write the scheduler's input files.
 
         Args:
-            load: the workload to profile.
-            iterations: number of iterations on the slowest kind of host.
-            sizes: microbatch sizes; that of the workload by default.
-            dtypes: number types.
+            load: The workload to profile.
+            iterations: Number of iterations on the slowest kind of host.
+            sizes: Microbatch sizes; that of the workload by default.
+            dtypes: Number types.
         """
         options = ["-m", load.model, "--random-weights", "--dtype", ",".join(dtypes)]
         options += ["-b", ",".join(map(str, sizes or [load.ubatch]))]
@@ -218,10 +218,10 @@ class Bed:
         """Return the best schedule.
 
         Args:
-            load: the workload to schedule.
-            hosts: names of the hosts that may take part; the first one has the data.
-            options: further options of ``sched-pipeline``.
-            alike: whether to treat all hosts as being of the first type.
+            load: The workload to schedule.
+            hosts: Names of the hosts that may take part; the first one has the data.
+            options: Further options of ``sched-pipeline``.
+            alike: Whether to treat all hosts as being of the first type.
         """
         types = {self.kinds[0].name: list(hosts)}
         if not alike:

@@ -139,11 +139,11 @@ class Ranks:
     """The ranks of one run. A context manager, which ends those that are left.
 
     Args:
-        count: number of ranks.
-        options: options of ``runtime.py`` that all ranks get.
-        own: further options of rank 0.
-        directory: where they run; their output goes to files there.
-        net: network namespaces, or None for the loopback.
+        count: Number of ranks.
+        options: Options of ``runtime.py`` that all ranks get.
+        own: Further options of rank 0.
+        directory: Where they run; their output goes to files there.
+        net: Network namespaces, or None for the loopback.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Ranks:
         """Wait until ``size`` bytes are written, or rank 0 has ended; return whether it still runs.
 
         Raises:
-            TimeoutError: neither happens within ``limit_s`` seconds.
+            TimeoutError: Neither happens within ``limit_s`` seconds.
         """
         deadline = time.monotonic() + limit_s
         while progress.look() < size:
@@ -243,7 +243,7 @@ class Ranks:
         """Wait until rank 0 has written ``words`` so often, or has ended; return whether it still runs.
 
         Raises:
-            TimeoutError: neither happens within ``limit_s`` seconds.
+            TimeoutError: Neither happens within ``limit_s`` seconds.
         """
         deadline = time.monotonic() + limit_s
         while (self.directory / "rank0-1.err").read_text(errors="replace").count(words) < times:

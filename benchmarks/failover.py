@@ -123,11 +123,11 @@ class DisturbedRun:
     """A run with disturbances, which its seed determines, as far as the speed of the machine allows.
 
     Args:
-        load: what is run, and its results.
-        variants: further options to choose from.
-        number: number of the run.
-        seed: seed of all runs.
-        disturbances: number of disturbances, without those that follow another one at once.
+        load: What is run, and its results.
+        variants: Further options to choose from.
+        number: Number of the run.
+        seed: Seed of all runs.
+        disturbances: Number of disturbances, without those that follow another one at once.
     """
 
     def __init__(

@@ -56,11 +56,11 @@ class LiveRun:
     """A run whose rank 0 re-plans by itself, and what is seen of it from outside. A context manager.
 
     Args:
-        bed: the hosts, one for each rank.
-        load: what is run.
-        place: directory for its files.
-        microbatches: number of microbatches.
-        options: further options.
+        bed: The hosts, one for each rank.
+        load: What is run.
+        place: Directory for its files.
+        microbatches: Number of microbatches.
+        options: Further options.
     """
 
     def __init__(self, bed: Bed, load: Workload, place: Path, microbatches: int, *options: str) -> None:

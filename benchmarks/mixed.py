@@ -65,9 +65,9 @@ def bad_questions(path: str, *, empty: bytes, slow: bytes) -> list[Question]:
     """Return what is wrong for every route.
 
     Args:
-        path: path of a route.
-        empty: a body without anything to compute.
-        slow: a good body.
+        path: Path of a route.
+        empty: A body without anything to compute.
+        slow: A good body.
     """
     return [
         Question("empty", path, empty, 400),
@@ -139,8 +139,8 @@ def sentence_questions(directory: Path, count: int) -> tuple[list[Question], lis
     """Return good and bad questions for an embedder.
 
     Args:
-        directory: what ``save_embedder`` has written.
-        count: number of sentences.
+        directory: What ``save_embedder`` has written.
+        count: Number of sentences.
     """
     chance = random.Random(0)
     model = transformers.BertModel.from_pretrained(directory).eval()

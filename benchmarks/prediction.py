@@ -383,8 +383,8 @@ def common_options(description: str | None, port: int) -> argparse.ArgumentParse
     """Return a parser of the options for measuring models against what is predicted of them.
 
     Args:
-        description: docstring of the benchmark.
-        port: first of the ports to use.
+        description: Docstring of the benchmark.
+        port: First of the ports to use.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter

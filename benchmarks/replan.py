@@ -133,11 +133,11 @@ class Scenarios:
     """The scenarios, on one test bed.
 
     Args:
-        name: name of the test bed.
-        bed: its hosts.
-        load: what is run.
-        lengths: lengths of the runs.
-        tell: called with a line about the progress of a long run.
+        name: Name of the test bed.
+        bed: Its hosts.
+        load: What is run.
+        lengths: Lengths of the runs.
+        tell: Called with a line about the progress of a long run.
     """
 
     def __init__(

@@ -75,10 +75,10 @@ class Client:
         """Send a request, and return the reply.
 
         Args:
-            path: path of the route.
-            body: what to send; None for a GET.
-            kind: type of the content.
-            slow: whether only half of the body is sent.
+            path: Path of the route.
+            body: What to send; None for a GET.
+            kind: Type of the content.
+            slow: Whether only half of the body is sent.
         """
         if self._connection is None:
             self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
@@ -108,9 +108,9 @@ class Ranks:
     """The ranks of a service, with a thread each. A context manager that ends them.
 
     Args:
-        model: name or directory of the model.
-        ranks: number of ranks.
-        options: further options of all.
+        model: Name or directory of the model.
+        ranks: Number of ranks.
+        options: Further options of all.
     """
 
     def __init__(self, model: str, ranks: int, *options: str) -> None:
@@ -157,7 +157,7 @@ class Ranks:
         """Wait until rank 0 has said ``words`` so often.
 
         Raises:
-            SystemExit: it has ended, or does not say so.
+            SystemExit: It has ended, or does not say so.
         """
         deadline = time.monotonic() + LIMIT_S
         while self.said().count(words) < times:
@@ -207,11 +207,11 @@ def open_loop(
     request is due, so one that waits for a free client is late, too.
 
     Args:
-        send: sends the request of a number; returns what is wrong with the answer, if anything.
-        port: port of the service.
-        rate: requests a second.
-        inputs: number of different requests.
-        clients: number of connections.
+        send: Sends the request of a number; returns what is wrong with the answer, if anything.
+        port: Port of the service.
+        rate: Requests a second.
+        inputs: Number of different requests.
+        clients: Number of connections.
     """
     import mlperf_loadgen as loadgen  # of the extra bench
 
@@ -272,8 +272,8 @@ def save_embedder(directory: Path, **sizes: int) -> None:
     """Write a BERT with random weights in the form of sentence-transformers, with a vocabulary of ``WORDS``.
 
     Args:
-        directory: directory to create.
-        sizes: settings of its configuration; those of BERT-Base by default.
+        directory: Directory to create.
+        sizes: Settings of its configuration; those of BERT-Base by default.
     """
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     settings: Mapping[str, int] = {"vocab_size": 30522, **sizes}

@@ -45,8 +45,8 @@ class Drawing:
     """An SVG of fixed width, drawn from top to bottom.
 
     Args:
-        title: description for those who cannot see the picture.
-        height: height of the picture.
+        title: Description for those who cannot see the picture.
+        height: Height of the picture.
     """
 
     def __init__(self, title: str, height: float) -> None:

@@ -61,16 +61,16 @@ def attend(
     """Take part in an auction: bid, and wait for the result.
 
     Args:
-        world: this rank, all ranks, the address of rank 0, and the seconds to wait for bids.
-        host: name of this device.
-        make_bid: returns the bid of this device.
-        auctioneer: on rank 0, what makes it the auctioneer.
-        membership: key of the auction, or None to speak in clear.
-        notify: takes a line for the user that ends nothing.
+        world: This rank, all ranks, the address of rank 0, and the seconds to wait for bids.
+        host: Name of this device.
+        make_bid: Returns the bid of this device.
+        auctioneer: On rank 0, what makes it the auctioneer.
+        membership: Key of the auction, or None to speak in clear.
+        notify: Takes a line for the user that ends nothing.
 
     Raises:
         RequestError: ``make_bid`` failed, or a rank made a mistake.
-        PipeEdgeError: the auction has no result.
+        PipeEdgeError: The auction has no result.
     """
     silence_s = world.timeout_s + _SILENCE_AFTER_DEADLINE_S
     joining = Joining(world.timeout_s, silence_s, required=frozenset({0}))

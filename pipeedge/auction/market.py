@@ -40,7 +40,7 @@ class Call:
     """The auctioneer's call for bids, validated on creation.
 
     Raises:
-        RequestError: a number is out of range.
+        RequestError: A number is out of range.
     """
 
     model_name: Line
@@ -131,7 +131,7 @@ class Bid:
         """Convert a message to a bid.
 
         Raises:
-            ValueError: it is not a bid for this call.
+            ValueError: It is not a bid for this call.
         """
         stage_s = np.full((call.layers + 1, call.layers + 1), np.inf)
         if len(offer.stage_s) != call.layers:
@@ -170,7 +170,7 @@ def bid_of(
     """Return the bid of a device with this profile: layer times, summed for each stage that fits its memory.
 
     Raises:
-        RequestError: there is no profile under the conditions of the call, or it is of another model.
+        RequestError: There is no profile under the conditions of the call, or it is of another model.
     """
     profile = _profile(kind, call)
     if profile is None:
@@ -293,7 +293,7 @@ class Market:
         """Build the market from the bids that arrived.
 
         Raises:
-            ScheduleError: the data host made no bid.
+            ScheduleError: The data host made no bid.
         """
         if call.tokens is not None:
             model = model.at_tokens(call.tokens)

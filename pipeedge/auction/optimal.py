@@ -19,12 +19,12 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
     Ties are broken by fewer devices, then by lower latency.
 
     Args:
-        market: the bids.
-        time_limit_s: seconds after which to return the best schedule so far, with a bound on its gap.
+        market: The bids.
+        time_limit_s: Seconds after which to return the best schedule so far, with a bound on its gap.
 
     Raises:
-        InfeasibleError: there is no schedule.
-        PipeEdgeError: no schedule was found in time.
+        InfeasibleError: There is no schedule.
+        PipeEdgeError: No schedule was found in time.
     """
     try:
         found = scheduler.solve(_problem(market, time_limit_s), hosts=[bid.host for bid in market.bids])

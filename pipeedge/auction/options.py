@@ -203,12 +203,12 @@ def parse_auction(argv: Sequence[str], environment: Environment) -> AuctionReque
     """Parse the command line; options after ``--run`` belong to the run.
 
     Args:
-        argv: arguments, without the program.
-        environment: environment, whose variables stand for options.
+        argv: Arguments, without the program.
+        environment: Environment, whose variables stand for options.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help`` or ``--version``.
     """
     own, run = list(argv), None
     if "--run" in own:

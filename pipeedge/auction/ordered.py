@@ -84,7 +84,7 @@ def latency_ordered(market: Market, order: DeviceOrder) -> Outcome:
     """Return the schedule with the lowest latency.
 
     Raises:
-        InfeasibleError: there is no schedule in this order.
+        InfeasibleError: There is no schedule in this order.
     """
     return outcome(market, _best(market, order, np.add))
 
@@ -93,7 +93,7 @@ def throughput_ordered(market: Market, order: DeviceOrder) -> Outcome:
     """Return the schedule with the highest throughput, and among those the one with the lowest latency.
 
     Raises:
-        InfeasibleError: there is no schedule in this order.
+        InfeasibleError: There is no schedule in this order.
     """
     bottleneck = outcome(market, _best(market, order, np.maximum)).bottleneck_s
     return outcome(market, _best(market, order, np.add, limit_s=bottleneck * (1 + _TOLERANCE)))
@@ -105,7 +105,7 @@ def greedy_host_count(market: Market) -> Outcome:
     At each cut it takes the device that extends furthest, and of those the one with the least time.
 
     Raises:
-        InfeasibleError: it reaches a cut from which no device continues. Another schedule may still exist.
+        InfeasibleError: It reaches a cut from which no device continues. Another schedule may still exist.
     """
     stages: list[Stage] = []
     left = list(range(len(market.bids)))

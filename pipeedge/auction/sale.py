@@ -24,8 +24,8 @@ class Sale:
     """The bids that have come.
 
     Args:
-        call: the call for bids.
-        expected: returns the bid that our profiles predict for a device's type, or None if unknown.
+        call: The call for bids.
+        expected: Returns the bid that our profiles predict for a device's type, or None if unknown.
     """
 
     def __init__(self, call: Call, expected: Callable[[Bid], Bid | None]) -> None:
@@ -37,7 +37,7 @@ class Sale:
         """Take the offer of a rank, an ``Offer`` or a ``NoBid`` as JSON.
 
         Raises:
-            RequestError: the auction cannot go on: the rank made a mistake, or cannot bid.
+            RequestError: The auction cannot go on: the rank made a mistake, or cannot bid.
         """
         who = f"rank {rank}"
         try:

@@ -186,12 +186,12 @@ def make_writable_directory(directory: Path, option: str, *, parents: bool = Fal
     """Make ``directory`` unless it exists, and refuse one that takes no files.
 
     Args:
-        directory: the directory.
-        option: the option that named it, for the message.
-        parents: whether to make the directories above it too.
+        directory: The directory.
+        option: The option that named it, for the message.
+        parents: Whether to make the directories above it too.
 
     Raises:
-        RequestError: it cannot be made or is not writable.
+        RequestError: It cannot be made or is not writable.
     """
     try:
         directory.mkdir(parents=parents, exist_ok=True)
@@ -206,11 +206,11 @@ def check_writable_directory(directory: Path, option: str) -> None:
     Nothing is left behind.
 
     Args:
-        directory: the directory.
-        option: the option that named it, for the message.
+        directory: The directory.
+        option: The option that named it, for the message.
 
     Raises:
-        RequestError: files cannot be written there.
+        RequestError: Files cannot be written there.
     """
     if not directory.exists():
         check_writable(directory, option)

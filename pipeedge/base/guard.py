@@ -24,9 +24,9 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     """Run ``main`` and return the exit status; a failure is one line on standard error.
 
     Args:
-        program: what the line begins with.
-        main: raises to fail.
-        verbose: print the traceback too.
+        program: What the line begins with.
+        main: Raises to fail.
+        verbose: Print the traceback too.
     """
     open_standard_streams()
     try:

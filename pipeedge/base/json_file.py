@@ -17,9 +17,9 @@ def find_json(path: Path, kind: type, error: type[PipeEdgeError]) -> Any:
     """Return the document in a JSON file, or None if there is no such file.
 
     Args:
-        path: the file.
+        path: The file.
         kind: ``dict`` or ``list``, whichever the document must be.
-        error: exception to raise if it cannot be read or is something else.
+        error: Exception to raise if it cannot be read or is something else.
     """
     try:
         document = json.loads(path.read_bytes())

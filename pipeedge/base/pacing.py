@@ -24,10 +24,10 @@ class SlowedWork:
     uses the same fraction of the quota.
 
     Args:
-        fraction: fraction of the time in which the thread works.
-        sleep: waits for some seconds, or for less if the work has become urgent.
-        clock: clock in seconds.
-        cpu_clock: processor time of the thread in seconds.
+        fraction: Fraction of the time in which the thread works.
+        sleep: Waits for some seconds, or for less if the work has become urgent.
+        clock: Clock in seconds.
+        cpu_clock: Processor time of the thread in seconds.
     """
 
     def __init__(

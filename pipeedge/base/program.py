@@ -33,7 +33,7 @@ def program_name(script: str) -> str:
     """Return how this user starts the program of ``script``.
 
     Args:
-        script: name of a program's own script, which need not be the one that runs.
+        script: Name of a program's own script, which need not be the one that runs.
     """
     return f"{COMMAND} {COMMANDS[script]}" if script in COMMANDS and _is_command() else script
 
@@ -42,8 +42,8 @@ def module_words(script: str, module: str) -> tuple[str, ...]:
     """Return what follows ``python -m`` to start a program under the name that this user knows.
 
     Args:
-        script: name of the program's own script.
-        module: module of the program, which runs under the script's name.
+        script: Name of the program's own script.
+        module: Module of the program, which runs under the script's name.
     """
     return (COMMAND, COMMANDS[script]) if _is_command() else (module,)
 

@@ -32,13 +32,13 @@ def update_document(
     """Replace or append entries of the outermost map of a file, which need not exist.
 
     Args:
-        path: the file; valid, as ``read_document`` reads it.
-        changed: new values by key.
-        whole: the whole contents, to be written if the text cannot be edited.
-        outdated: beginning of a first line that is false once the file is changed, and is left out.
+        path: The file; valid, as ``read_document`` reads it.
+        changed: New values by key.
+        whole: The whole contents, to be written if the text cannot be edited.
+        outdated: Beginning of a first line that is false once the file is changed, and is left out.
 
     Raises:
-        SpecError: the file cannot be written. An existing file is then unchanged.
+        SpecError: The file cannot be written. An existing file is then unchanged.
     """
     file = Path(path)
     text = file.read_text("utf-8-sig") if file.exists() else ""

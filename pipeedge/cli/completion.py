@@ -39,7 +39,7 @@ def completion_script(shell: str) -> str:
     """Return the completion script for ``shell``.
 
     Raises:
-        RequestError: shtab is not installed.
+        RequestError: Shtab is not installed.
     """
     try:
         import shtab

@@ -65,8 +65,8 @@ def parse_fetch(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line of ``pipeedge fetch``.
 
     Raises:
-        RequestError: an option or a value is wrong.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is wrong.
+        SystemExit: After ``--help`` or ``--version``.
     """
     parser = fetch_parser()
     args = parser.parse_args(argv)

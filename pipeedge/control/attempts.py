@@ -30,7 +30,7 @@ class Attempts:
     """The active epochs, and the parts of them that the hub waits for.
 
     Args:
-        roster: the ranks; one that is lost has no part that anybody waits for.
+        roster: The ranks; one that is lost has no part that anybody waits for.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -130,8 +130,8 @@ class Faults:
         """Note that a link broke in ``epoch``; return whether it is the first fault of the link that counts.
 
         Args:
-            link: incarnations of both ends; empty if nothing moved although no link was at fault.
-            epoch: number of the epoch.
+            link: Incarnations of both ends; empty if nothing moved although no link was at fault.
+            epoch: Number of the epoch.
         """
         is_first = link not in self._broken
         self._broken[link] = epoch

@@ -82,9 +82,9 @@ class Attendance:
         """Handle a hello; return the reply, and the reason if it ends the session for all.
 
         Args:
-            connection: number of the connection.
-            hello: the hello, or None if it is malformed.
-            now: present time, in seconds of the hub's clock.
+            connection: Number of the connection.
+            hello: The hello, or None if it is malformed.
+            now: Present time, in seconds of the hub's clock.
         """
         size = self._roster.world_size
         if hello is None:
@@ -137,8 +137,8 @@ class Attendance:
         """Tell rank 0 about a process that was not admitted, as it may have been meant to be a rank.
 
         Args:
-            what: address of the process, and why it was not admitted.
-            now: present time, in seconds of the hub's clock.
+            what: Address of the process, and why it was not admitted.
+            now: Present time, in seconds of the hub's clock.
             has_other_key: Whether it was refused for its key, or for the lack of one.
         """
         if has_other_key:

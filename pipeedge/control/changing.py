@@ -71,6 +71,6 @@ class ChangesPlans(Protocol[_Announcement]):
         Called on rank 0, in a thread of its own, one change at a time.
 
         Args:
-            announcement: the plan for the members of ``since``.
-            since: what the decision was based on.
+            announcement: The plan for the members of ``since``.
+            since: What the decision was based on.
         """

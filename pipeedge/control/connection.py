@@ -18,9 +18,9 @@ class Connection:
     """A connection that one thread reads and writes. Other threads may ``queue``.
 
     Args:
-        sock: connected socket; becomes non-blocking.
-        end: this end of the connection.
-        decoder: decoder of the messages from the peer.
+        sock: Connected socket; becomes non-blocking.
+        end: This end of the connection.
+        decoder: Decoder of the messages from the peer.
     """
 
     def __init__(self, sock: socket.socket, end: WireEnd, decoder: Decoder) -> None:
@@ -48,7 +48,7 @@ class Connection:
         """Send as much as the socket takes at once.
 
         Raises:
-            OSError: the connection is broken.
+            OSError: The connection is broken.
         """
         with contextlib.suppress(BlockingIOError):
             while self.has_outgoing:
@@ -63,8 +63,8 @@ class Connection:
         If the peer turns out to be no member, ``end.failure`` says so afterwards.
 
         Raises:
-            OSError: the connection is broken.
-            PeerFailedError: the peer sends something else than messages.
+            OSError: The connection is broken.
+            PeerFailedError: The peer sends something else than messages.
         """
         try:
             data = self.socket.recv(_READ_BYTES)

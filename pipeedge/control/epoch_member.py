@@ -117,7 +117,7 @@ class EpochMember:
         """Follow the hub. The caller then does what the table says.
 
         Raises:
-            ValueError: the hub breaks the protocol.
+            ValueError: The hub breaks the protocol.
         """
         if isinstance(message, Complete | Verdict):  # they may come at any time
             self.ended = True

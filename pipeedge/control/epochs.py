@@ -175,8 +175,8 @@ class Epochs:
     """The epochs of a session. Messages to send are returned as (connection, message).
 
     Args:
-        roster: ranks of the session.
-        patience_s: longest time in seconds for a member to stop its part of a failed epoch.
+        roster: Ranks of the session.
+        patience_s: Longest time in seconds for a member to stop its part of a failed epoch.
     """
 
     def __init__(self, roster: Roster, patience_s: float) -> None:
@@ -358,11 +358,11 @@ class Epochs:
         """Try again without the broken link of the active epoch, or without one of its ends.
 
         Args:
-            rank: participant that noticed it.
-            peer: participant at the other end.
-            failure: reason for the user.
-            now: present time.
-            cause: reason for another plan, if it is not the line of ``failure``.
+            rank: Participant that noticed it.
+            peer: Participant at the other end.
+            failure: Reason for the user.
+            now: Present time.
+            cause: Reason for another plan, if it is not the line of ``failure``.
         """
         if not self.goes_on:
             return self.end(failure, now)
@@ -404,7 +404,7 @@ class Epochs:
         """Handle a message about an epoch.
 
         Raises:
-            ValueError: the member breaks the protocol.
+            ValueError: The member breaks the protocol.
         """
         handler = self._MESSAGES[self.step].get(type(message))
         if handler is None:

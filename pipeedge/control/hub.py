@@ -40,12 +40,12 @@ class Hub:
     """Serves ``HubState`` on a listening socket, in one thread. A context manager.
 
     Args:
-        listener: listening socket; the hub closes it.
-        world_size: number of ranks.
-        timeout_s: seconds within which a silent rank is reported.
-        terms: terms on which ranks join (all are required, within ``timeout_s``).
-        membership: key of the run, without which nobody is heard; None for a run in clear.
-        clock: monotonic clock in seconds.
+        listener: Listening socket; the hub closes it.
+        world_size: Number of ranks.
+        timeout_s: Seconds within which a silent rank is reported.
+        terms: Terms on which ranks join (all are required, within ``timeout_s``).
+        membership: Key of the run, without which nobody is heard; None for a run in clear.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(

@@ -53,9 +53,9 @@ class HubAddress:
             show_waiting: Takes a line for the user if that takes a while, and one when the wait is over.
 
         Raises:
-            DeadlineError: it did not appear within ``timeout_s``.
-            RequestError: the address cannot be resolved, or only one of the two ends has this key.
-            PeerFailedError: another program listens there.
+            DeadlineError: It did not appear within ``timeout_s``.
+            RequestError: The address cannot be resolved, or only one of the two ends has this key.
+            PeerFailedError: Another program listens there.
         """
         started = time.monotonic()
         deadline = started + timeout_s
@@ -101,8 +101,8 @@ def explain_refusal(who: str, failure: str) -> PipeEdgeError:
     """Return the error for a hub that is no member.
 
     Args:
-        who: name of the hub in the message.
-        failure: what it is or does instead (``WireEnd.failure``).
+        who: Name of the hub in the message.
+        failure: What it is or does instead (``WireEnd.failure``).
     """
     if "key" in failure:
         return RequestError(f"{who} {failure}: give every rank the same --key")

@@ -173,10 +173,10 @@ def diagnose(
     """Return what is wrong with the run, or None if nothing is.
 
     Args:
-        statuses: last status of each rank that runs or has finished.
-        silence_s: seconds since the last heartbeat of each rank that has not finished.
-        stalled_s: seconds since a counter of any rank grew.
-        limits: limits after which something is wrong.
+        statuses: Last status of each rank that runs or has finished.
+        silence_s: Seconds since the last heartbeat of each rank that has not finished.
+        stalled_s: Seconds since a counter of any rank grew.
+        limits: Limits after which something is wrong.
     """
     silent = [rank for rank in silence_s if silence_s[rank] > limits.silence_s]
     if silent:

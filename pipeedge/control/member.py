@@ -86,13 +86,13 @@ class Member:
     """A rank's connection to the hub, with a thread that sends and listens. A context manager.
 
     Args:
-        connection: connection to the hub; the member closes it.
-        rank: this rank.
-        timeout_s: seconds within which a silent hub is detected.
-        callbacks: functions that the member's thread calls.
-        hub_at: where to connect again if the hub closes the connection before it has read it.
-        clock: monotonic clock in seconds.
-        run_clock: clock in seconds by which the run is recorded.
+        connection: Connection to the hub; the member closes it.
+        rank: This rank.
+        timeout_s: Seconds within which a silent hub is detected.
+        callbacks: Functions that the member's thread calls.
+        hub_at: Where to connect again if the hub closes the connection before it has read it.
+        clock: Monotonic clock in seconds.
+        run_clock: Clock in seconds by which the run is recorded.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class Member:
         """Report that this rank failed, for the reason in ``line``.
 
         Args:
-            line: the reason.
-            microbatch: number of the microbatch whose values led to it, if any did.
+            line: The reason.
+            microbatch: Number of the microbatch whose values led to it, if any did.
         """
         self._uplink.send(Failed(line[:_MAX_LINE], microbatch))
 
@@ -202,7 +202,7 @@ class Member:
         This needs no timeout: the hub has one for every rank, and this rank has one for the hub.
 
         Raises:
-            PipeEdgeError: the run failed; every rank has the same line.
+            PipeEdgeError: The run failed; every rank has the same line.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or kind in self._received)

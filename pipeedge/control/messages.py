@@ -329,7 +329,7 @@ def frame(message: Message) -> bytes:
     """Return ``message`` as bytes, with their length before them.
 
     Raises:
-        ValueError: it is larger than the protocol allows; an error of the caller.
+        ValueError: It is larger than the protocol allows; an error of the caller.
     """
     text = encode(message)
     if len(text) > MAX_BYTES:
@@ -341,8 +341,8 @@ class Decoder:
     """Splits a stream of bytes into messages.
 
     Args:
-        messages: types of the messages that are accepted, ``TO_HUB`` or ``FROM_HUB``.
-        max_bytes: length of the longest message that is accepted.
+        messages: Types of the messages that are accepted, ``TO_HUB`` or ``FROM_HUB``.
+        max_bytes: Length of the longest message that is accepted.
     """
 
     def __init__(self, messages: object, max_bytes: int = MAX_BYTES) -> None:

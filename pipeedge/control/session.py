@@ -58,12 +58,12 @@ class Session(Generic[_Facts, _Plan, _Stats]):
     """One rank's part in a session. A context manager, which closes everything that ``open`` opened.
 
     Args:
-        world: this rank, all ranks, and the address where they meet.
-        forms: message format of the facts, the plan and the stats.
-        callbacks: functions that the member's thread calls.
-        joining: terms on which ranks join (all are required, within the timeout of ``world``).
-        host: name of this rank's host (the host name of this machine).
-        membership: key of the run, or None to speak in clear.
+        world: This rank, all ranks, and the address where they meet.
+        forms: Message format of the facts, the plan and the stats.
+        callbacks: Functions that the member's thread calls.
+        joining: Terms on which ranks join (all are required, within the timeout of ``world``).
+        host: Name of this rank's host (the host name of this machine).
+        membership: Key of the run, or None to speak in clear.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Open the hub on rank 0, connect to it on every rank, and introduce this rank.
 
         Args:
-            brief: on rank 0, what every rank must know before it states its facts.
+            brief: On rank 0, what every rank must know before it states its facts.
 
         Raises:
-            RequestError: rank 0 cannot listen at its address, or the address cannot be resolved.
-            PeerError: rank 0 did not appear in time.
+            RequestError: Rank 0 cannot listen at its address, or the address cannot be resolved.
+            PeerError: Rank 0 did not appear in time.
         """
         self.open_hub(brief)
         return self.connect()
@@ -193,12 +193,12 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Send the facts of this rank and return the plan.
 
         Args:
-            facts: facts of this rank.
-            decide: called on rank 0 with the facts of all ranks that are not left out, by rank.
-            going_on: further decisions of rank 0, if the session goes on after failures.
+            facts: Facts of this rank.
+            decide: Called on rank 0 with the facts of all ranks that are not left out, by rank.
+            going_on: Further decisions of rank 0, if the session goes on after failures.
 
         Raises:
-            PipeEdgeError: there is no plan; every rank has the same line.
+            PipeEdgeError: There is no plan; every rank has the same line.
         """
         self.state(facts)
         if self.serves_hub and self.decide(decide) and going_on is not None:
@@ -247,8 +247,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         Called in a thread of its own, one change at a time, in a session that goes on after failures.
 
         Args:
-            announcement: the plan for the members of ``since``; its ``line`` is shown when it is prepared.
-            since: what the decision was based on.
+            announcement: The plan for the members of ``since``; its ``line`` is shown when it is prepared.
+            since: What the decision was based on.
         """
         if self._hub is None:
             raise PipeEdgeError("only rank 0 decides")
@@ -268,8 +268,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         Returns whether further decisions may follow, because the session goes on after failures.
 
         Args:
-            decide: called with the facts of all ranks that are not left out, by rank.
-            review: called before, with each rank and its facts as they come; a refusal ends the session at
+            decide: Called with the facts of all ranks that are not left out, by rank.
+            review: Called before, with each rank and its facts as they come; a refusal ends the session at
                 once.
         """
         if self._hub is None:
@@ -303,7 +303,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Wait for the plan and return it.
 
         Raises:
-            PipeEdgeError: there is no plan; every rank has the same line.
+            PipeEdgeError: There is no plan; every rank has the same line.
         """
         return self.read_plan(self.member.wait(Planned).plan)
 

@@ -39,7 +39,7 @@ def forward_record(roster: Roster, rank: int, part: str) -> Outgoing:
     """Forward a part of what ``rank`` recorded to the data rank.
 
     Raises:
-        ValueError: the rank has recorded more than it may.
+        ValueError: The rank has recorded more than it may.
     """
     seat = roster.seats[rank]
     seat.recorded += len(part)

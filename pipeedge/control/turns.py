@@ -59,10 +59,10 @@ class Turns:
     """The epochs of a session at one rank.
 
     Args:
-        send: sends a message to the hub; safe to call from any thread.
-        clock: clock in seconds.
-        rules: rules of the epochs of this rank.
-        changed: wakes the threads that wait; None for one that belongs to this object.
+        send: Sends a message to the hub; safe to call from any thread.
+        clock: Clock in seconds.
+        rules: Rules of the epochs of this rank.
+        changed: Wakes the threads that wait; None for one that belongs to this object.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Turns:
         """Follow the hub.
 
         Raises:
-            ValueError: the hub breaks the protocol.
+            ValueError: The hub breaks the protocol.
         """
         with self._changed:
             parts = self._rules.epochs
@@ -122,7 +122,7 @@ class Turns:
         """Wait for an epoch in which this rank has a part; return None once all results are written.
 
         Raises:
-            PipeEdgeError: the run failed.
+            PipeEdgeError: The run failed.
         """
         with self._changed:
             self._wait_for(lambda: bool(self._orders) or self._has_all or self._rules.ended)
@@ -145,8 +145,8 @@ class Turns:
         """Report that the part is loaded and all links are open, and wait until all participants are ready.
 
         Raises:
-            EpochStoppedError: the epoch was stopped.
-            PipeEdgeError: the run failed.
+            EpochStoppedError: The epoch was stopped.
+            PipeEdgeError: The run failed.
         """
         self.say(Ready(epoch))
         with self._changed:
@@ -177,7 +177,7 @@ class Turns:
             all results are written.
 
         Raises:
-            PipeEdgeError: the run failed.
+            PipeEdgeError: The run failed.
         """
         over = (MemberStep.STOPPING, MemberStep.SPARE, MemberStep.ENDED)
         with self._changed:

@@ -31,9 +31,9 @@ class Uplink:
     """A rank's connection to the hub. One thread uses it; others may ``send`` and ``wake``.
 
     Args:
-        connection: connection to the hub; closed with this object.
-        hub_at: where to connect again if the hub closes the connection before it has read it, or None.
-        clock: monotonic clock in seconds.
+        connection: Connection to the hub; closed with this object.
+        hub_at: Where to connect again if the hub closes the connection before it has read it, or None.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(self, connection: Connection, hub_at: HubAddress | None, clock: Callable[[], float]) -> None:
@@ -92,7 +92,7 @@ class Uplink:
         """Return the messages that have arrived; None if the hub is gone.
 
         Raises:
-            PeerFailedError: the listener sends something else than messages.
+            PeerFailedError: The listener sends something else than messages.
         """
         try:
             messages = self._connection.receive()

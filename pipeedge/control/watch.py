@@ -53,9 +53,9 @@ class RankWatch:
     """Looks after the ranks of a roster.
 
     Args:
-        roster: the ranks.
-        timeout_s: seconds within which every rank reports a failure.
-        now: present time.
+        roster: The ranks.
+        timeout_s: Seconds within which every rank reports a failure.
+        now: Present time.
     """
 
     def __init__(self, roster: Roster, timeout_s: float, now: float) -> None:

@@ -58,7 +58,7 @@ class ClearEnd:
     """An end without a key, to which every peer is a member.
 
     Args:
-        accepts: whether the peer speaks first.
+        accepts: Whether the peer speaks first.
     """
 
     def __init__(self, *, accepts: bool) -> None:

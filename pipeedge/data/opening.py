@@ -63,7 +63,7 @@ def open_run_input(request: RunRequest, model: ModelInputs) -> InputSource:
     """Open the input of a run; a tokenizer may lie beside the weights that the run names.
 
     Raises:
-        InputError: as ``open_input``.
+        InputError: As ``open_input``.
     """
     return open_input(with_companions(request), model)
 

@@ -46,9 +46,9 @@ def examine(command: DoctorCommand, say: Callable[[str], None], probe: Probe | N
     """Examine this rank and, with the others, the run.
 
     Args:
-        command: run to examine.
-        say: function that prints a line for the user.
-        probe: probe of this machine.
+        command: Run to examine.
+        say: Function that prints a line for the user.
+        probe: Probe of this machine.
 
     Returns:
         The exit status.

@@ -24,9 +24,9 @@ def check_links(
     """Report the bandwidth and latency of the links.
 
     Args:
-        pairs: source and destination of each link between two ranks, in the order of measuring.
-        measured: estimates of the links that were measured, by number of link.
-        error: the first error, if it is known.
+        pairs: Source and destination of each link between two ranks, in the order of measuring.
+        measured: Estimates of the links that were measured, by number of link.
+        error: The first error, if it is known.
     """
     found = []
     for number, (source, destination) in enumerate(pairs):
@@ -70,10 +70,10 @@ def check_promises(
     """Check that links are as fast as the device types promise, on which the schedule relies.
 
     Args:
-        pairs: source and destination of each link.
-        measured: estimates by number of link.
-        files: the scheduler's files.
-        hosts: the host of each rank.
+        pairs: Source and destination of each link.
+        measured: Estimates by number of link.
+        files: The scheduler's files.
+        hosts: The host of each rank.
     """
     found = []
     for number, estimate in measured.items():

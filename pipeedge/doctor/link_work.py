@@ -92,17 +92,17 @@ def measure_links(
     """Measure the links that begin here, and answer on those that end here.
 
     Args:
-        links: links of the plan, of which this rank is a member.
-        world: the ranks.
-        interface: interface of the links.
-        meeting: where all ranks meet; closed when they have.
-        member: ends the measurements with the session.
+        links: Links of the plan, of which this rank is a member.
+        world: The ranks.
+        interface: Interface of the links.
+        meeting: Where all ranks meet; closed when they have.
+        member: Ends the measurements with the session.
 
     Returns:
         Measurements for the hub, which hold an error if there was one.
 
     Raises:
-        PipeEdgeError: the session ended.
+        PipeEdgeError: The session ended.
     """
     use_interface(interface or "")
     estimates: dict[int, Estimate] = {}

@@ -38,9 +38,9 @@ class LinkMeter:
     """Measures a link from its sending end, pass by pass.
 
     Args:
-        source: rank that sends.
-        destination: rank that answers.
-        clock: returns the time in seconds.
+        source: Rank that sends.
+        destination: Rank that answers.
+        clock: Returns the time in seconds.
     """
 
     def __init__(

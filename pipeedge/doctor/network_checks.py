@@ -19,10 +19,10 @@ def check_addr(addr: str, resolved: str, *, rank: int, world_size: int, own: Seq
     """Check that ``--addr`` names rank 0's machine.
 
     Args:
-        addr: address as the user gave it.
+        addr: Address as the user gave it.
         resolved: IP address to which this rank resolves it.
-        rank: this rank.
-        world_size: number of ranks.
+        rank: This rank.
+        world_size: Number of ranks.
         own: IP addresses of this machine.
     """
     is_loopback = ipaddress.ip_address(resolved).is_loopback
@@ -53,9 +53,9 @@ def check_interface(chosen: str, routed: str | None, addr: str) -> Finding:
     """Check that the links use the interface that leads to ``--addr``.
 
     Args:
-        chosen: interface of the links.
-        routed: interface that routes to ``--addr``, or None if there is none.
-        addr: address as the user gave it.
+        chosen: Interface of the links.
+        routed: Interface that routes to ``--addr``, or None if there is none.
+        addr: Address as the user gave it.
     """
     if routed is not None and routed != chosen:
         return warning(
@@ -72,11 +72,11 @@ def diagnose_dial(
     """Explain why rank 0 could not be reached.
 
     Args:
-        addr: address as the user gave it.
-        port: port on which rank 0 should listen.
-        cause: error of the last attempt to connect, or None if another program listens there.
+        addr: Address as the user gave it.
+        port: Port on which rank 0 should listen.
+        cause: Error of the last attempt to connect, or None if another program listens there.
         resolved: IP address of ``addr``.
-        timeout_s: seconds for which connecting was retried.
+        timeout_s: Seconds for which connecting was retried.
         own: IP addresses of this machine.
     """
     where = f"{addr}:{port}" if addr == resolved else f"{addr}:{port} ({resolved})"

@@ -32,7 +32,7 @@ def look_at_network(world: WorldRequest, notes: FindingLog) -> NetworkLook:
     """Look at the name of rank 0 and at the interface that leads to it.
 
     Raises:
-        ExaminationOver: rank 0 cannot be reached by this address.
+        ExaminationOver: Rank 0 cannot be reached by this address.
     """
     if world.agent_store:
         notes.add(
@@ -80,7 +80,7 @@ def _resolve(addr: str, port: int, timeout_s: float) -> str:
     """Return the IP address of ``addr``.
 
     Raises:
-        OSError: it has none, or the name server does not answer in time.
+        OSError: It has none, or the name server does not answer in time.
     """
     answers: queue.Queue[str | OSError] = queue.Queue()
 

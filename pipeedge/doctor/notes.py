@@ -22,8 +22,8 @@ class FindingLog:
         """Begin without findings.
 
         Args:
-            rank: the rank that is examined.
-            say: called with each line for the user.
+            rank: The rank that is examined.
+            say: Called with each line for the user.
         """
         self.rank = rank
         self.say = say

@@ -32,8 +32,8 @@ def check_weights(facts: Facts, stages: Mapping[int, str]) -> list[Finding]:
     """Check that each rank with a stage has weights.
 
     Args:
-        facts: facts of each rank, in which ``weights_error`` says why it has none.
-        stages: layers of each rank with a stage, as text.
+        facts: Facts of each rank, in which ``weights_error`` says why it has none.
+        stages: Layers of each rank with a stage, as text.
     """
     found = []
     for rank, layers in stages.items():
@@ -80,10 +80,10 @@ def check_memory(facts: Facts, needs: Mapping[int, Need]) -> list[Finding]:
     """Compare free memory with the plan's needs. Ranks on one machine share its memory.
 
     Args:
-        facts: facts of each rank: ``machine`` (the same for ranks on one machine), ``process_bytes`` (current
+        facts: Facts of each rank: ``machine`` (the same for ranks on one machine), ``process_bytes`` (current
             size of its process, libraries loaded), ``free_bytes`` of the machine, ``limit_free_bytes`` (free
             under the limit of its control group, or None), ``device`` and ``device_free_bytes`` (or None).
-        needs: needs of the ranks that take part.
+        needs: Needs of the ranks that take part.
     """
     found = []
     machines: dict[Any, list[int]] = {}
@@ -140,7 +140,7 @@ def check_clocks(clocks: Mapping[int, float]) -> list[Finding]:
     """Check that the clocks of the ranks agree.
 
     Args:
-        clocks: clock of each rank at the same moment, in seconds.
+        clocks: Clock of each rank at the same moment, in seconds.
     """
     first = min(clocks)
     found = [

@@ -48,9 +48,9 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
     """Compare the ranks, read the scheduler's files, plan the run, and check that the plan fits the ranks.
 
     Args:
-        request: request of rank 0.
-        model: model of rank 0.
-        facts: facts that each rank reports about itself.
+        request: Request of rank 0.
+        model: Model of rank 0.
+        facts: Facts that each rank reports about itself.
     """
     found = check_agreement(disagreements(facts), request.world.size)
     files = None

@@ -41,10 +41,10 @@ def look_at_run(
     """Look at device, model, weights, input, output and memory.
 
     Args:
-        request: the run.
-        notes: receives the findings.
-        probe: the machine.
-        outputs: files that the examination itself writes.
+        request: The run.
+        notes: Receives the findings.
+        probe: The machine.
+        outputs: Files that the examination itself writes.
     """
     quiet_links()  # before torch is imported
     from pipeedge.models import find_model
@@ -141,7 +141,7 @@ def _check_outputs(
     """Check that results, report and trace can be written.
 
     Raises:
-        PipeEdgeError: one cannot.
+        PipeEdgeError: One cannot.
     """
     from pipeedge.data.protected_files import check_run_outputs
     from pipeedge.data.results import check_output_path

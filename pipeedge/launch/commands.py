@@ -134,17 +134,17 @@ def local_commands(
     """Return the commands that start every rank on this machine.
 
     Args:
-        ranks: number of ranks.
-        arguments: options of the runtime, without RANK and WORLD.
-        python: path of the interpreter.
-        module: module to run, and the words that follow it.
-        port: port on which rank 0 listens, or None if ``arguments`` give it.
-        cores: number of cores to divide among the ranks.
-        prometheus_port: port of rank 0's metrics, if ``arguments`` ask for one; rank 1 gets the next, and
+        ranks: Number of ranks.
+        arguments: Options of the runtime, without RANK and WORLD.
+        python: Path of the interpreter.
+        module: Module to run, and the words that follow it.
+        port: Port on which rank 0 listens, or None if ``arguments`` give it.
+        cores: Number of cores to divide among the ranks.
+        prometheus_port: Port of rank 0's metrics, if ``arguments`` ask for one; rank 1 gets the next, and
             so on.
 
     Raises:
-        RequestError: too few ports follow ``prometheus_port``.
+        RequestError: Too few ports follow ``prometheus_port``.
     """
     if prometheus_port is not None and prometheus_port + ranks - 1 > _LAST_PORT:
         raise RequestError(
@@ -180,16 +180,16 @@ def remote_commands(
     """Return the commands that start one rank on each of ``hosts``.
 
     Args:
-        hosts: the host of each rank.
-        arguments: options of the runtime, without RANK and WORLD.
-        remote: how to start a rank there.
-        module: module to run, and the words that follow it.
-        name_addr: whether to add ``--addr`` with the first host (false if ``arguments`` give it).
-        name_hosts: whether to add ``-H`` with all hosts.
-        key: text of the membership file that all ranks are given, or None.
+        hosts: The host of each rank.
+        arguments: Options of the runtime, without RANK and WORLD.
+        remote: How to start a rank there.
+        module: Module to run, and the words that follow it.
+        name_addr: Whether to add ``--addr`` with the first host (false if ``arguments`` give it).
+        name_hosts: Whether to add ``-H`` with all hosts.
+        key: Text of the membership file that all ranks are given, or None.
 
     Raises:
-        RequestError: a host is named twice.
+        RequestError: A host is named twice.
     """
     names = [host.name for host in hosts]
     for name in names:

@@ -132,13 +132,13 @@ def plan_launch(request: LaunchRequest, make_key: Callable[[], str] | None = Non
     """Return the command of each rank.
 
     Args:
-        request: what to start.
-        make_key: makes the key of a run on several machines, if it was not given one. Without it there is
+        request: What to start.
+        make_key: Makes the key of a run on several machines, if it was not given one. Without it there is
             none, and no variable that asks the ranks for anything, as for commands that are shown, which
             anybody can run.
 
     Raises:
-        RequestError: the runtime would reject the arguments on every rank.
+        RequestError: The runtime would reject the arguments on every rank.
     """
     asked = _check(request)
     module = " ".join(module_words(_SCRIPTS[request.module], request.module))
@@ -255,8 +255,8 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
     """Parse the command line of ``pipeedge-launch``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help``.
     """
     own, arguments = _split_options(argv)
     if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:

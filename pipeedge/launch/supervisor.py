@@ -77,7 +77,7 @@ def status_of(endings: Sequence[RankExit]) -> RankExit | None:
     interrupted comes before those that failed because of it.
 
     Args:
-        endings: endings in the order in which they were seen, up to the moment when the rest were stopped.
+        endings: Endings in the order in which they were seen, up to the moment when the rest were stopped.
     """
     failed = [ending for ending in endings if ending.status != 0]
     own = [ending for ending in failed if ending.status not in (EXIT_PEER, INTERRUPTED)]
@@ -206,12 +206,12 @@ class Supervisor:
     """Runs all ranks until they have exited, or one without which the run fails has failed.
 
     Args:
-        commands: commands of all ranks.
-        environment: environment of the launcher; variables that a command sets are added if it lacks them.
-        output: destination of the output.
-        limits: time that the others have to exit after one has failed.
-        needed: ranks without which the run fails once it has begun, and with which it is over; None for all.
-        begins: end of the line on standard error with which rank 0 says that the run begins, which is not
+        commands: Commands of all ranks.
+        environment: Environment of the launcher; variables that a command sets are added if it lacks them.
+        output: Destination of the output.
+        limits: Time that the others have to exit after one has failed.
+        needed: Ranks without which the run fails once it has begun, and with which it is over; None for all.
+        begins: End of the line on standard error with which rank 0 says that the run begins, which is not
             forwarded. Without it, the run has begun with its ranks.
     """
 
@@ -244,8 +244,8 @@ class Supervisor:
         """Start all ranks, wait for them, and return the exit status; Ctrl-C stops them quietly.
 
         Raises:
-            RequestError: a command does not start.
-            PipeEdgeError: results cannot be printed.
+            RequestError: A command does not start.
+            PipeEdgeError: Results cannot be printed.
         """
         try:
             try:

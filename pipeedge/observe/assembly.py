@@ -43,11 +43,11 @@ def assemble(
     failure, the lanes of an epoch begin where the one before it failed, with the recovery.
 
     Args:
-        recordings: recordings of all ranks.
-        began_s: beginning of the run on the hub's clock.
-        length_s: length of the run in seconds.
-        earlier: recordings of epochs that ended before the last one, which have lanes of their own.
-        epochs: epochs of a run that can go on after failures, in order.
+        recordings: Recordings of all ranks.
+        began_s: Beginning of the run on the hub's clock.
+        length_s: Length of the run in seconds.
+        earlier: Recordings of epochs that ended before the last one, which have lanes of their own.
+        epochs: Epochs of a run that can go on after failures, in order.
     """
     stretches = _stretches(epochs, length_s)
     spans: list[Span] = []
@@ -145,10 +145,10 @@ def series(
     """Return how fast each stage and its outgoing link were over time.
 
     Args:
-        recordings: recordings of all ranks.
-        began_s: beginning of the run on the hub's clock.
-        window: least number of microbatches per point.
-        points: largest number of points.
+        recordings: Recordings of all ranks.
+        began_s: Beginning of the run on the hub's clock.
+        window: Least number of microbatches per point.
+        points: Largest number of points.
 
     Returns:
         For each stage, of each epoch, columns of equal length: ``t_s`` (end of each window), ``items_per_s``,

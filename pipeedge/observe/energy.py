@@ -42,7 +42,7 @@ class Source(ABC):
         """Return the joules used since opening, at ``now_s``. Never decreases.
 
         Raises:
-            OSError, ValueError: the source can no longer be read.
+            OSError, ValueError: The source can no longer be read.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -232,8 +232,8 @@ def open_source(
     """Open the first source that works; also return why those before it do not.
 
     Args:
-        sysfs: directory where the kernel exposes its sensors.
-        load: function that imports a module by its name.
+        sysfs: Directory where the kernel exposes its sensors.
+        load: Function that imports a module by its name.
     """
     kinds: tuple[Callable[[], Source], ...] = (
         lambda: _Energymon(load),
@@ -264,8 +264,8 @@ class EnergyMeter:
     """Samples of an energy source, between which the energy of any moment is interpolated.
 
     Args:
-        source: source to read; None measures nothing.
-        why_not: reasons why other sources do not work.
+        source: Source to read; None measures nothing.
+        why_not: Reasons why other sources do not work.
     """
 
     def __init__(self, source: Source | None, why_not: Sequence[str] = ()) -> None:

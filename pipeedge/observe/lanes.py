@@ -61,11 +61,11 @@ class Lane:
     """A thread with the same phases for every microbatch. It alone writes; any thread may ask for ``totals``.
 
     Args:
-        lane: identity of the thread.
-        phases: phases of a microbatch, in order.
-        clock: clock in seconds.
-        capacity: number of rows to keep.
-        observer: called by the thread with the row of each microbatch and its note.
+        lane: Identity of the thread.
+        phases: Phases of a microbatch, in order.
+        clock: Clock in seconds.
+        capacity: Number of rows to keep.
+        observer: Called by the thread with the row of each microbatch and its note.
     """
 
     def __init__(
@@ -203,10 +203,10 @@ class LinkLane:
     """Transfers on a link, as far as they were watched. When there are too many, every other one is dropped.
 
     Args:
-        lane: identity of the link.
-        destination: rank at the other end.
-        capacity: number of transfers to keep.
-        observer: called with bytes, start and end of each transfer.
+        lane: Identity of the link.
+        destination: Rank at the other end.
+        capacity: Number of transfers to keep.
+        observer: Called with bytes, start and end of each transfer.
     """
 
     def __init__(
@@ -258,8 +258,8 @@ class WorkLane:
     else ``wait input``.
 
     Args:
-        clock: clock in seconds.
-        capacity: number of operations to keep.
+        clock: Clock in seconds.
+        capacity: Number of operations to keep.
     """
 
     def __init__(self, clock: Callable[[], float], capacity: int = _KEPT_WORKS) -> None:
@@ -296,8 +296,8 @@ class WorkLane:
         """Return the record of this lane, on the hub's clock.
 
         Args:
-            lane: identity of the thread.
-            hub_clock: converts times to the hub's clock.
+            lane: Identity of the thread.
+            hub_clock: Converts times to the hub's clock.
         """
         works = (
             replace(one, start_s=_rounded(hub_clock(one.start_s)), end_s=_rounded(hub_clock(one.end_s)))

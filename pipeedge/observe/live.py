@@ -75,10 +75,10 @@ class Progress:
     """Rates and fractions computed from growing counters. Pure: times are passed in.
 
     Args:
-        total: number of items of the run.
-        ranks: rank of each stage.
-        began_s: time at which the run began, in seconds.
-        items: number of items that were done before.
+        total: Number of items of the run.
+        ranks: Rank of each stage.
+        began_s: Time at which the run began, in seconds.
+        items: Number of items that were done before.
     """
 
     def __init__(self, total: int, ranks: Sequence[int], began_s: float, items: int = 0) -> None:
@@ -131,11 +131,11 @@ class Display:
     """Shows the progress of a run, in a thread of its own, until it is left. A context manager.
 
     Args:
-        progress: progress of the run.
-        open_console: opens the console to print on; called by the display's thread, after a while.
-        items: function that returns the number of items done.
-        clock: clock of ``progress``, in seconds.
-        waited_s: function that returns the seconds spent waiting for input.
+        progress: Progress of the run.
+        open_console: Opens the console to print on; called by the display's thread, after a while.
+        items: Function that returns the number of items done.
+        clock: Clock of ``progress``, in seconds.
+        waited_s: Function that returns the seconds spent waiting for input.
     """
 
     def __init__(

@@ -133,8 +133,8 @@ def energy_body(uses: Mapping[int, tuple[str, EnergyUse]], items: int) -> dict[s
     """Return the energy of a run for JSON. Ranks on one host measure the same machine, which counts once.
 
     Args:
-        uses: host and energy use of each rank.
-        items: number of items of the run.
+        uses: Host and energy use of each rank.
+        items: Number of items of the run.
     """
     hosts: dict[str, EnergyUse] = {}
     for host, use in uses.values():

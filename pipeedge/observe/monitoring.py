@@ -69,11 +69,11 @@ def stage_samples(
     """Yield the samples of one microbatch in a stage.
 
     Args:
-        row: times of the microbatch.
-        phases: phases that the seconds of ``row`` belong to.
-        received: bytes received over the network.
-        layers: number of layers of the shard.
-        decoded_bits: bits per value of the input; 0 if it is not compressed.
+        row: Times of the microbatch.
+        phases: Phases that the seconds of ``row`` belong to.
+        received: Bytes received over the network.
+        layers: Number of layers of the shard.
+        decoded_bits: Bits per value of the input; 0 if it is not compressed.
     """
     at = row.start_s
     for phase, seconds in zip(phases, row.seconds, strict=True):
@@ -105,7 +105,7 @@ class Sink(Protocol):
         """Take one more sample of ``key``.
 
         Raises:
-            OSError: the sink accepts no more samples.
+            OSError: The sink accepts no more samples.
         """
 
     def flush(self) -> None:
@@ -119,11 +119,11 @@ class Monitor:
     """A thread that computes metrics, so that the working threads need not. A context manager.
 
     Args:
-        meter: energy meter of this machine.
-        sinks: consumers of every sample.
-        window: number of samples in a window.
-        clock: clock in seconds by which rows are recorded.
-        warn: called with a line for the user when a sink fails; the run goes on.
+        meter: Energy meter of this machine.
+        sinks: Consumers of every sample.
+        window: Number of samples in a window.
+        clock: Clock in seconds by which rows are recorded.
+        warn: Called with a line for the user when a sink fails; the run goes on.
     """
 
     def __init__(
@@ -216,14 +216,14 @@ def check_metrics_dir(
     """Refuse a directory that cannot take the metrics of this rank.
 
     Args:
-        directory: directory of the files.
-        mode: treatment of existing files: ``x`` refuses, ``w`` replaces, ``a`` appends to them.
-        rank: this rank.
-        keys: keys of its files.
-        make: whether to create the directory if it does not exist.
+        directory: Directory of the files.
+        mode: Treatment of existing files: ``x`` refuses, ``w`` replaces, ``a`` appends to them.
+        rank: This rank.
+        keys: Keys of its files.
+        make: Whether to create the directory if it does not exist.
 
     Raises:
-        RequestError: the directory cannot be written, or a file exists already.
+        RequestError: The directory cannot be written, or a file exists already.
     """
     if make:
         make_writable_directory(directory, "--metrics-dir")
@@ -260,7 +260,7 @@ class CsvFiles:
     """A file for each key, a line for each sample.
 
     Raises:
-        RequestError: on creation, if a file cannot be opened.
+        RequestError: On creation, if a file cannot be opened.
     """
 
     def __init__(self, directory: Path, mode: str, rank: int, keys: Sequence[str]) -> None:
@@ -311,9 +311,9 @@ class Exporter:
     """Serves the last sample of every key to Prometheus, and on the data rank the number of epochs.
 
     Args:
-        address: address of the interface to listen on.
-        port: port to listen on.
-        rank: this rank, a label of every figure.
+        address: Address of the interface to listen on.
+        port: Port to listen on.
+        rank: This rank, a label of every figure.
 
     Raises:
         RequestError: ``prometheus-client`` is not installed, or the port is taken.

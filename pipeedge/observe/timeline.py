@@ -92,7 +92,7 @@ class LaneId:
     """Identity of a lane on its rank. Validated on creation.
 
     Raises:
-        ValueError: a stage without a number, or numbers that the kind does not have.
+        ValueError: A stage without a number, or numbers that the kind does not have.
     """
 
     kind: LaneKind
@@ -208,7 +208,7 @@ class Timeline:
         """Parse the output of ``to_body``.
 
         Raises:
-            ValueError, KeyError, TypeError: it is malformed.
+            ValueError, KeyError, TypeError: It is malformed.
         """
         spans: list[Span] = []
         for lane in body["lanes"]:

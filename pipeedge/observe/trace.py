@@ -35,10 +35,10 @@ def trace_events(
     """Return the whole trace in Chrome's JSON trace format.
 
     Args:
-        timeline: timeline of the run.
-        schedule: schedule of the run, which determines where each link leads.
-        data_rank: rank at which the first link begins and the last one ends.
-        epochs: epochs of a run that went on after failures, whose schedules apply instead.
+        timeline: Timeline of the run.
+        schedule: Schedule of the run, which determines where each link leads.
+        data_rank: Rank at which the first link begins and the last one ends.
+        epochs: Epochs of a run that went on after failures, whose schedules apply instead.
     """
     schedules = [(one.started_s, one.schedule) for one in epochs] or [(0.0, schedule)]
     spans = tuple(_with_receives(timeline, schedules, data_rank))
@@ -55,8 +55,8 @@ def timeline_events(timeline: Timeline, names: Mapping[int, str]) -> dict[str, A
     """Return the spans of a timeline, unchanged, as a trace.
 
     Args:
-        timeline: timeline of any run.
-        names: description of each rank.
+        timeline: Timeline of any run.
+        names: Description of each rank.
     """
     lanes: dict[tuple[int, str], int] = {}
     events = []
@@ -83,9 +83,9 @@ def _with_receives(
     """Yield all spans, and a receive for each send.
 
     Args:
-        timeline: timeline of the run.
-        schedules: schedules with the times at which they began, in order.
-        data_rank: rank at which the first link begins and the last one ends.
+        timeline: Timeline of the run.
+        schedules: Schedules with the times at which they began, in order.
+        data_rank: Rank at which the first link begins and the last one ends.
     """
     destinations = [(since_s, _destinations(schedule, data_rank)) for since_s, schedule in schedules]
     for span in timeline.spans:

@@ -106,12 +106,12 @@ def best_beside(
     It is the present one, if nothing better is found and all of its hosts may take part.
 
     Args:
-        problem: the hosts that may take part, with their measured times.
-        present: schedule that runs.
-        solve: the scheduler; raises InfeasibleError if there is no schedule.
+        problem: The hosts that may take part, with their measured times.
+        present: Schedule that runs.
+        solve: The scheduler; raises InfeasibleError if there is no schedule.
 
     Raises:
-        InfeasibleError: a host of the present schedule may not take part, and no other schedule was found.
+        InfeasibleError: A host of the present schedule may not take part, and no other schedule was found.
     """
     best: tuple[PlacedStage, ...] | None = None
     best_s = math.inf

@@ -87,10 +87,10 @@ def measured(
     """Return the conditions that explain what was measured.
 
     Args:
-        problem: the profiles.
-        stages: schedule that was measured.
-        figures: measurements of its stages.
-        varying: whether items differ in size, like sentences. Then what all hosts have in common says
+        problem: The profiles.
+        stages: Schedule that was measured.
+        figures: Measurements of its stages.
+        varying: Whether items differ in size, like sentences. Then what all hosts have in common says
             something about the input, and holds for hosts without a stage as well.
     """
     hosts = {}

@@ -73,8 +73,8 @@ class WindowMaker:
     """Makes windows of the counters that the stages send with their heartbeats.
 
     Args:
-        microbatch_size: number of items in a microbatch.
-        seconds: shortest duration of a window.
+        microbatch_size: Number of items in a microbatch.
+        seconds: Shortest duration of a window.
     """
 
     def __init__(self, microbatch_size: int, seconds: float = _WINDOW_S) -> None:
@@ -91,9 +91,9 @@ class WindowMaker:
         The first microbatch of every stage is left out, as it finds cold caches and fills the pipeline.
 
         Args:
-            now_s: time, by any clock that does not go back.
-            epoch: number of the plan that runs.
-            work: counters of each stage, None where they are not known.
+            now_s: Time, by any clock that does not go back.
+            epoch: Number of the plan that runs.
+            work: Counters of each stage, None where they are not known.
         """
         known = tuple(one for one in work if one is not None)
         if len(known) < len(work) or not known:

@@ -52,9 +52,9 @@ def choose_dtype(
         The schedule, and a line that says what there was to choose from.
 
     Raises:
-        ScheduleError: no type is permitted; the line says what is known of each.
-        InfeasibleError: no schedule is feasible in any of them.
-        PipeEdgeError: as ``scheduler.solve``.
+        ScheduleError: No type is permitted; the line says what is known of each.
+        InfeasibleError: No schedule is feasible in any of them.
+        PipeEdgeError: As ``scheduler.solve``.
     """
     files = read_files(device_types=request.dev_types_file, devices=request.dev_file)
     profiles = {
@@ -114,8 +114,8 @@ def mixtures(allowed: Mapping[str, Mapping[str, ModelProfile]], tokens: int | No
     """Return what is worth asking for: each type on all kinds that know it, and each kind's own fastest.
 
     Args:
-        allowed: profiles of each kind of device, by number type.
-        tokens: number of tokens of the longest sentence, for which types are compared (as profiled).
+        allowed: Profiles of each kind of device, by number type.
+        tokens: Number of tokens of the longest sentence, for which types are compared (as profiled).
     """
     uniform = [
         Mixture({kind: dtype for kind, each in allowed.items() if dtype in each})

@@ -38,13 +38,13 @@ def rank_facts(
     """Return what one rank was asked to do, for comparison with the other ranks.
 
     Args:
-        request: request of the rank.
-        model: model of the run.
-        weights: fingerprint of the weights, or None if they are random.
-        items: number of items of the input, on the data rank.
-        max_tokens: number of tokens of the longest sentence, on the data rank.
-        pixels: values that the bytes of pictures stand for, on the data rank; None if none are sent.
-        memory_bytes: memory that the rank can allocate, or None if that is unknown.
+        request: Request of the rank.
+        model: Model of the run.
+        weights: Fingerprint of the weights, or None if they are random.
+        items: Number of items of the input, on the data rank.
+        max_tokens: Number of tokens of the longest sentence, on the data rank.
+        pixels: Values that the bytes of pictures stand for, on the data rank; None if none are sent.
+        memory_bytes: Memory that the rank can allocate, or None if that is unknown.
     """
     config = model.config
     own_name = model.name if model.directory is None else None
@@ -109,10 +109,10 @@ def _lost_options(
     """Yield a line for each option that a rank was given and that would have no effect.
 
     Args:
-        facts: what each rank was asked to do.
-        prefix: beginning of the options' names.
-        obeys: the rank that obeys these options; the others may be given the same, or none.
-        role: why that rank obeys them.
+        facts: What each rank was asked to do.
+        prefix: Beginning of the options' names.
+        obeys: The rank that obeys these options; the others may be given the same, or none.
+        role: Why that rank obeys them.
     """
     if obeys not in facts:
         return

@@ -106,18 +106,18 @@ def choose_together(
     """Find the best plan with microbatches of at most the requested size that passes its trial.
 
     Args:
-        asked: the files, and the largest microbatch size.
-        min_agreement: least fraction of items classified as in float32 with uncompressed links; 0 allows what
+        asked: The files, and the largest microbatch size.
+        min_agreement: Least fraction of items classified as in float32 with uncompressed links; 0 allows what
             was not measured, too; None for the scheduler's default.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
-        exactly: whether microbatches must have the requested size.
-        trial: tries plans on held-out items; one with less than the wanted agreement gives way to the next
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+        exactly: Whether microbatches must have the requested size.
+        trial: Tries plans on held-out items; one with less than the wanted agreement gives way to the next
             best one. None takes the best plan untried.
 
     Raises:
-        ScheduleError: no profile has such a microbatch size.
-        InfeasibleError: no plan keeps the limits, or passes its trial.
-        PipeEdgeError: as ``scheduler.solve``.
+        ScheduleError: No profile has such a microbatch size.
+        InfeasibleError: No plan keeps the limits, or passes its trial.
+        PipeEdgeError: As ``scheduler.solve``.
     """
     sizes = [asked.microbatch_size] if exactly else profiled_sizes(asked)
     if not sizes:
@@ -161,7 +161,7 @@ def _first_that_passes(
     """Return the best plan with the wanted agreement on held-out items.
 
     Raises:
-        InfeasibleError: there is none.
+        InfeasibleError: There is none.
     """
     refused: list[str] = []
     wanted = None

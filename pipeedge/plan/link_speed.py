@@ -90,10 +90,10 @@ def large_enough(trip: Callable[[int], Trip], least: int, most: int, seconds: fl
     """Return the size of a frame that takes long enough to be measured well.
 
     Args:
-        trip: sends a frame of that many bytes and times it.
-        least: size to begin with; it is doubled.
-        most: largest size.
-        seconds: duration that is long enough.
+        trip: Sends a frame of that many bytes and times it.
+        least: Size to begin with; it is doubled.
+        most: Largest size.
+        seconds: Duration that is long enough.
     """
     size = least
     while trip(size).seconds < seconds and size < most:
@@ -107,10 +107,10 @@ def measure_rounds(
     """Yield rounds with whole frames of ``size`` bytes.
 
     Args:
-        trip: sends a frame of that many bytes and times it.
-        size: size of a whole frame.
-        most: largest number of rounds.
-        is_over: whether the time is up; asked before each round but the first.
+        trip: Sends a frame of that many bytes and times it.
+        size: Size of a whole frame.
+        most: Largest number of rounds.
+        is_over: Whether the time is up; asked before each round but the first.
     """
     for done in range(most):
         if done and is_over():

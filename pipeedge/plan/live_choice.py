@@ -92,9 +92,9 @@ class LivePlanning:
     """Watches a run and proposes other plans.
 
     Args:
-        problem: the profiles of all hosts.
-        search: finds the best plan for some conditions.
-        varying: whether items differ in size, like sentences.
+        problem: The profiles of all hosts.
+        search: Finds the best plan for some conditions.
+        varying: Whether items differ in size, like sentences.
     """
 
     def __init__(self, problem: Problem, search: Search, *, varying: bool = False) -> None:
@@ -135,10 +135,10 @@ class LivePlanning:
         """Return a plan that is worth a change, or None.
 
         Args:
-            window: what the present plan did.
-            present: stages of the plan that runs.
-            hosts: hosts that may have a part.
-            left_items: items that are still to be computed; None for a run without an end.
+            window: What the present plan did.
+            present: Stages of the plan that runs.
+            hosts: Hosts that may have a part.
+            left_items: Items that are still to be computed; None for a run without an end.
         """
         began = self._windows > 0
         if present != self._present:  # not by a proposal: a rank was lost

@@ -44,7 +44,7 @@ def profiled_problem(request: RunRequest, model: Outline, plan: Plan) -> Problem
     """Return the profiles of all hosts for a run, with the number types and microbatches that it has.
 
     Raises:
-        PipeEdgeError: the files are wrong, or are not those of the run any longer.
+        PipeEdgeError: The files are wrong, or are not those of the run any longer.
     """
     from pipeedge.plan.spec_files import read_files
 
@@ -71,10 +71,10 @@ class LiveSearch:
     """Finds schedules that can take over from the present one, without loss of memory.
 
     Args:
-        problem: the profiles of all hosts.
-        names: host of each rank.
-        quant_bits: bits per value on each link if the user has chosen them, or None.
-        solve: the scheduler.
+        problem: The profiles of all hosts.
+        names: Host of each rank.
+        quant_bits: Bits per value on each link if the user has chosen them, or None.
+        solve: The scheduler.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class LiveSearch:
         """Return the best schedule when no other one runs, or None if there is none.
 
         Args:
-            conditions: measured conditions.
-            held: hosts that are left, with the layers that they have loaded.
-            tokens: tokens of the longest sentence of the input; None for images.
+            conditions: Measured conditions.
+            held: Hosts that are left, with the layers that they have loaded.
+            tokens: Tokens of the longest sentence of the input; None for images.
         """
         problem = with_conditions(self._on(frozenset(held)), conditions)
         try:
@@ -123,9 +123,9 @@ class LiveSearch:
         """Return stages as a schedule, and what it promises under some conditions.
 
         Args:
-            stages: stages that the search has returned.
-            conditions: conditions to predict for.
-            tokens: tokens of the longest sentence of the input; None for images.
+            stages: Stages that the search has returned.
+            conditions: Conditions to predict for.
+            tokens: Tokens of the longest sentence of the input; None for images.
         """
         problem = with_conditions(self._on(frozenset(self._names)), conditions)
         return PlannedSchedule(self._schedule(stages), _predicted(problem, stages, tokens))

@@ -52,9 +52,9 @@ def in_present_order(
     enough, or bits were chosen for the links of ``found``, that is returned as it is.
 
     Args:
-        problem: the hosts with their measured times.
-        present: schedule that runs.
-        found: best schedule for the problem.
+        problem: The hosts with their measured times.
+        present: Schedule that runs.
+        found: Best schedule for the problem.
     """
     best = tuple(found)
     if any(stage.bits for stage in found):
@@ -79,9 +79,9 @@ def handover_s(problem: Problem, present: Sequence[PlacedStage], wanted: Sequenc
     worst case: microbatches that wait leave time to the first one of the other schedule.
 
     Args:
-        problem: the hosts with their measured times.
-        present: schedule that runs.
-        wanted: schedule that takes over.
+        problem: The hosts with their measured times.
+        present: Schedule that runs.
+        wanted: Schedule that takes over.
     """
     free_s: dict[str, float] = {}  # when each host has computed all of the present schedule
     last_s = 0.0

@@ -177,12 +177,12 @@ def compare(
     """Compare a run of ``items`` with its prediction.
 
     Args:
-        prediction: prediction for the schedule of the run.
-        stages: measurements of the stages that are known, in order.
-        items: number of items of the run.
-        run_items_per_s: measured from the beginning of reading to the last result, or None if that was not
+        prediction: Prediction for the schedule of the run.
+        stages: Measurements of the stages that are known, in order.
+        items: Number of items of the run.
+        run_items_per_s: Measured from the beginning of reading to the last result, or None if that was not
             one run of one plan.
-        steady_items_per_s: measured from the first result to the last, or None for a single microbatch.
+        steady_items_per_s: Measured from the first result to the last, or None for a single microbatch.
     """
     promised, whole = prediction.throughput_items_per_s, prediction.run_items_per_s(items)
     return Comparison(

@@ -157,7 +157,7 @@ class SolverOptions:
     """Objective and limits of the search for a schedule. Validated on creation.
 
     Raises:
-        RequestError: a value is outside its range.
+        RequestError: A value is outside its range.
     """
 
     objective: str = "throughput"

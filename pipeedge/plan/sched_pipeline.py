@@ -44,7 +44,7 @@ def find_executable() -> Path:
     """Return the path of ``sched-pipeline``, beside this interpreter or else on the ``PATH``.
 
     Raises:
-        RequestError: it is in neither place.
+        RequestError: It is in neither place.
     """
     beside = Path(sys.executable).parent
     found = shutil.which(PROGRAM, path=str(beside)) or shutil.which(PROGRAM)
@@ -61,16 +61,16 @@ def run_program(
     """Run the program and return what it prints.
 
     Args:
-        arguments: command line of the program.
-        text: text for its standard input.
-        timeout_s: seconds to wait for it.
-        executable: the program; by default ``find_executable()``.
+        arguments: Command line of the program.
+        text: Text for its standard input.
+        timeout_s: Seconds to wait for it.
+        executable: The program; by default ``find_executable()``.
 
     Raises:
-        RefusedError: the files or options are wrong.
-        RequestError: the program is missing.
-        InfeasibleError: no schedule is feasible, or none was found in time (``UndecidedError``).
-        PipeEdgeError: the program failed.
+        RefusedError: The files or options are wrong.
+        RequestError: The program is missing.
+        InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
+        PipeEdgeError: The program failed.
     """
     program = executable or find_executable()
     try:

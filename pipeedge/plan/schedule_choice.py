@@ -101,17 +101,17 @@ def plan_schedule(
     """Return the schedule that ``request`` asks for, in a run or its simulation.
 
     Args:
-        request: request of rank 0.
-        model: the model to cut.
-        tokens: tokens of the longest sentence of the input; None for images, and if it is not known.
-        eight_bit: whether pictures are sent as bytes.
-        ranks: ranks whose hosts the scheduler may use, when others are lost; None for all.
-        losses: whether to ask the scheduler what the loss of each host would cost.
-        trial: tries joint plans on held-out items; None if they are taken untried.
+        request: Request of rank 0.
+        model: The model to cut.
+        tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
+        eight_bit: Whether pictures are sent as bytes.
+        ranks: Ranks whose hosts the scheduler may use, when others are lost; None for all.
+        losses: Whether to ask the scheduler what the loss of each host would cost.
+        trial: Tries joint plans on held-out items; None if they are taken untried.
 
     Raises:
-        ScheduleError: it does not fit the model or the world.
-        InfeasibleError: the scheduler finds that none exists.
+        ScheduleError: It does not fit the model or the world.
+        InfeasibleError: The scheduler finds that none exists.
     """
     planned = _requested_schedule(
         request, model, tokens, eight_bit=eight_bit, ranks=ranks, losses=losses, trial=trial
@@ -142,16 +142,16 @@ def plan_after_loss(
     """Return the schedule for the ranks that are left, or the reason why there is none.
 
     Args:
-        request: request of rank 0, with the microbatch size that the run has.
-        model: the model.
-        before: the schedule before the loss.
-        survivors: ranks that are left.
-        layer_bytes: returns the bytes of the weights of each layer, in the number types of a schedule.
-        tokens: tokens of the longest sentence; None for images.
-        eight_bit: whether pictures are sent as bytes.
+        request: Request of rank 0, with the microbatch size that the run has.
+        model: The model.
+        before: The schedule before the loss.
+        survivors: Ranks that are left.
+        layer_bytes: Returns the bytes of the weights of each layer, in the number types of a schedule.
+        tokens: Tokens of the longest sentence; None for images.
+        eight_bit: Whether pictures are sent as bytes.
 
     Raises:
-        PipeEdgeError: the scheduler finds none.
+        PipeEdgeError: The scheduler finds none.
     """
     if not request.schedule.automatic:
         found = smallest_change(before, survivors, layer_bytes(before))
@@ -267,11 +267,11 @@ def _planned_together(
     """Choose stages, number types, bits and the size of microbatches together.
 
     Args:
-        asked: the files, and the largest size of a microbatch.
-        wanted: what the user wants of the schedule.
-        after_loss: whether the run goes on without a host; then its microbatches have a size already, which
+        asked: The files, and the largest size of a microbatch.
+        wanted: What the user wants of the schedule.
+        after_loss: Whether the run goes on without a host; then its microbatches have a size already, which
             stays.
-        trial: tries plans on held-out items; None if they are taken untried.
+        trial: Tries plans on held-out items; None if they are taken untried.
     """
     from pipeedge.plan.joint_choice import choose_together
 
@@ -338,15 +338,15 @@ def scheduler_request(
     """Return what the scheduler is asked in a run with its files, and notes for the user.
 
     Args:
-        request: request of rank 0.
-        model: the model to cut.
-        tokens: tokens of the longest sentence of the input; None for images, and if it is not known.
-        eight_bit: whether pictures are sent as bytes.
-        ranks: ranks whose hosts the scheduler may use; None for all.
+        request: Request of rank 0.
+        model: The model to cut.
+        tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
+        eight_bit: Whether pictures are sent as bytes.
+        ranks: Ranks whose hosts the scheduler may use; None for all.
 
     Raises:
-        ScheduleError: there are no such files.
-        InfeasibleError: the files have none of the hosts.
+        ScheduleError: There are no such files.
+        InfeasibleError: The files have none of the hosts.
     """
     from pipeedge.plan.scheduler import SchedulerRequest
 

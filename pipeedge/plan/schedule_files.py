@@ -34,12 +34,12 @@ def load_schedule(path: str | os.PathLike[str], *, hosts: Sequence[str] | None =
     """Read a saved schedule.
 
     Args:
-        path: the file.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
+        path: The file.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
 
     Raises:
-        SpecError: the file is not a schedule; names file, line and key.
-        ScheduleError: the schedule is impossible: it misses layers, or a host has no rank or two stages.
+        SpecError: The file is not a schedule; names file, line and key.
+        ScheduleError: The schedule is impossible: it misses layers, or a host has no rank or two stages.
     """
     document = read_document(path)
     stages = [_read_stage(entry) for entry in document.items()]
@@ -89,8 +89,8 @@ def save_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     """Write a schedule file, whole or not at all.
 
     Raises:
-        SpecError: the file cannot be written.
-        ScheduleError: a host has the name of one of the keys of a stage.
+        SpecError: The file cannot be written.
+        ScheduleError: A host has the name of one of the keys of a stage.
     """
     for stage in schedule.stages:
         if stage.host in (_QUANT_BITS, _DTYPE):
@@ -104,12 +104,12 @@ def schedule_on(
     """Return a schedule of named hosts as one of ranks.
 
     Args:
-        stages: host, first and last layer, bits of the outgoing link, and dtype of each stage.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
-        source: where the schedule comes from, for messages.
+        stages: Host, first and last layer, bits of the outgoing link, and dtype of each stage.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+        source: Where the schedule comes from, for messages.
 
     Raises:
-        ScheduleError: a host has no rank, or several stages.
+        ScheduleError: A host has no rank, or several stages.
     """
     names = [host for host, *_ in stages]
     for name in names:

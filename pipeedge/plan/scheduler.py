@@ -36,7 +36,7 @@ class SchedulerRequest:
     """A scheduling request over the user's YAML files. Validated on creation.
 
     Raises:
-        RequestError: a number or name is outside its range.
+        RequestError: A number or name is outside its range.
     """
 
     models_file: Path
@@ -189,12 +189,12 @@ def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -
     """Return the problem that the user's files make together.
 
     Args:
-        request: the files and what is asked of them.
-        executable: the program; by default ``find_executable()``.
+        request: The files and what is asked of them.
+        executable: The program; by default ``find_executable()``.
 
     Raises:
-        RequestError: the files or options are wrong, or the program is missing.
-        PipeEdgeError: the program failed.
+        RequestError: The files or options are wrong, or the program is missing.
+        PipeEdgeError: The program failed.
     """
     printed = run_program(["--format=problem", *request.arguments()], executable=executable)
     try:
@@ -209,15 +209,15 @@ def solve(
     """Find the best schedule.
 
     Args:
-        problem: what to schedule, on what.
-        hosts: the host of each rank; None where the hosts are called by their ranks.
-        executable: the program; by default ``find_executable()``.
+        problem: What to schedule, on what.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+        executable: The program; by default ``find_executable()``.
 
     Raises:
-        ScheduleError: a host of the schedule has no rank.
-        InfeasibleError: no schedule is feasible, or none was found in time (``UndecidedError``).
-        RequestError: the program is missing.
-        PipeEdgeError: the program failed.
+        ScheduleError: A host of the schedule has no rank.
+        InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
+        RequestError: The program is missing.
+        PipeEdgeError: The program failed.
     """
     answer = run_program(
         ["--problem=-", "--format=json", *problem.options.arguments()],

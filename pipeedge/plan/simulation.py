@@ -51,7 +51,7 @@ class SimulatedStage:
     """Seconds that a stage spends on one microbatch. Validated on creation.
 
     Raises:
-        ValueError: a number is negative or not finite.
+        ValueError: A number is negative or not finite.
     """
 
     compute_s: float
@@ -76,7 +76,7 @@ class SimulatedLink:
     """Seconds that one microbatch occupies a link. Validated on creation.
 
     Raises:
-        ValueError: a number is negative or not finite, or a link in memory has a wire.
+        ValueError: A number is negative or not finite, or a link in memory has a wire.
     """
 
     wire_s: float = 0.0
@@ -104,7 +104,7 @@ class PipelineModel:
     """Costs of a pipeline's stages and links, and the length of its run. Validated on creation.
 
     Raises:
-        ValueError: no stage, another number of links than stages + 1, or no microbatch.
+        ValueError: No stage, another number of links than stages + 1, or no microbatch.
     """
 
     stages: tuple[SimulatedStage, ...]
@@ -207,7 +207,7 @@ class SimulatedRun:
         """Return the spans of the stages in ``drawn`` and of their outgoing links.
 
         Args:
-            ranks: rank of each stage.
+            ranks: Rank of each stage.
         """
         return assemble(self.recordings(ranks), 0.0, self.length_s)
 
@@ -222,10 +222,10 @@ class SimulatedRun:
         """Return what the ranks would have recorded of the stages in ``drawn`` and of their outgoing links.
 
         Args:
-            ranks: rank of each stage.
-            epoch: number of the epoch, or 0 in a run that has none.
-            since_s: beginning of the epoch, in seconds from the beginning of the run.
-            until_s: returns the end of a rank's part in it, in seconds from the beginning of the run.
+            ranks: Rank of each stage.
+            epoch: Number of the epoch, or 0 in a run that has none.
+            since_s: Beginning of the epoch, in seconds from the beginning of the run.
+            until_s: Returns the end of a rank's part in it, in seconds from the beginning of the run.
         """
         found = []
         for stage in self.drawn:
@@ -248,8 +248,8 @@ class SimulatedRun:
         The smaller last microbatch counts as a fraction.
 
         Args:
-            stage: number of the stage.
-            points: maximum number of windows.
+            stage: Number of the stage.
+            points: Maximum number of windows.
         """
         row = self._moments.nodes.index(stage + 1)
         count, posted = self.model.microbatches, self.posted(stage)
@@ -307,9 +307,9 @@ def simulate(
     """Simulate a run of ``model``.
 
     Args:
-        model: costs of the pipeline.
-        kept_moments: maximum of stages times microbatches for which every moment is kept.
-        drawn: stages for which every moment is kept in any case.
+        model: Costs of the pipeline.
+        kept_moments: Maximum of stages times microbatches for which every moment is kept.
+        drawn: Stages for which every moment is kept in any case.
     """
     count, stages = model.microbatches, len(model.stages)
     nodes = sorted({*_kept_nodes(stages, count, kept_moments), *(1 + stage for stage in drawn)})

@@ -72,9 +72,9 @@ def read_files(
     """Read the given files, of which ``cluster`` contains or names device types and devices.
 
     Raises:
-        SpecError: a file is not valid; names file, line and key.
-        RequestError: the program is missing.
-        PipeEdgeError: the program failed.
+        SpecError: A file is not valid; names file, line and key.
+        RequestError: The program is missing.
+        PipeEdgeError: The program failed.
     """
     options = {
         "--models-file": models,

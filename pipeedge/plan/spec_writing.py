@@ -48,7 +48,7 @@ def save_models(path: _PathLike, models: Mapping[str, ModelSpec]) -> None:
     """Write ``models.yml``, whole or not at all.
 
     Raises:
-        SpecError: the file cannot be written.
+        SpecError: The file cannot be written.
     """
     write_document(path, {name: _model_entry(model) for name, model in models.items()})
 
@@ -86,7 +86,7 @@ def add_model(path: _PathLike, name: str, model: ModelSpec, *, overwrite: bool =
     """Add a model to a file, which need not exist; its other models stay as they are written.
 
     Raises:
-        SpecError: the file is not a models file, or has ``name`` already and ``overwrite`` is False.
+        SpecError: The file is not a models file, or has ``name`` already and ``overwrite`` is False.
     """
     models = load_models(path) if Path(path).exists() else {}
     if name in models and not overwrite:
@@ -158,7 +158,7 @@ def save_device_types(path: _PathLike, types: Mapping[str, DeviceType]) -> None:
     """Write ``device_types.yml``, whole or not at all.
 
     Raises:
-        SpecError: the file cannot be written.
+        SpecError: The file cannot be written.
     """
     write_document(path, {name: _type_entry(kind) for name, kind in types.items()})
 
@@ -189,16 +189,16 @@ def add_profiles(
     """Add profiles to a device type of a file; neither need exist; other types stay as they are written.
 
     Args:
-        path: the file.
-        type_name: the device type.
-        profiles: name of the model and profile; one of the same batch size and dtype is replaced.
-        mem_bytes: memory of the device type; needed where the type is new.
-        bw_bytes_per_s: its bandwidth; needed where the type is new.
-        idle_w: watts that were measured while it waits. A type that has the watts of a meter keeps them, and
+        path: The file.
+        type_name: The device type.
+        profiles: Name of the model and profile; one of the same batch size and dtype is replaced.
+        mem_bytes: Memory of the device type; needed where the type is new.
+        bw_bytes_per_s: Its bandwidth; needed where the type is new.
+        idle_w: Watts that were measured while it waits. A type that has the watts of a meter keeps them, and
             none of those that were measured are added.
 
     Raises:
-        SpecError: the file is not a device types file, or the type is new and has no memory or bandwidth.
+        SpecError: The file is not a device types file, or the type is new and has no memory or bandwidth.
     """
     types = load_device_types(path) if Path(path).exists() else {}
     old = types.get(type_name)
@@ -230,7 +230,7 @@ def save_devices(path: _PathLike, devices: Mapping[str, Iterable[str]]) -> None:
     """Write ``devices.yml``, whole or not at all.
 
     Raises:
-        SpecError: the file cannot be written.
+        SpecError: The file cannot be written.
     """
     write_document(path, {type_name: list(hosts) for type_name, hosts in devices.items()})
 
@@ -239,7 +239,7 @@ def save_neighbors(path: _PathLike, neighbors: Mapping[str, Mapping[str, Neighbo
     """Write ``device_neighbors_world.yml``, whole or not at all.
 
     Raises:
-        SpecError: the file cannot be written.
+        SpecError: The file cannot be written.
     """
     write_document(path, {host: _links_entry(links) for host, links in neighbors.items()})
 
@@ -256,11 +256,11 @@ def add_links(path: _PathLike, links: Mapping[tuple[str, str], NeighborLink]) ->
     """Add links to a neighbours file, which need not exist; its other links stay.
 
     Args:
-        path: the file.
-        links: links by source and destination host.
+        path: The file.
+        links: Links by source and destination host.
 
     Raises:
-        SpecError: the file is not a neighbours file, or cannot be written.
+        SpecError: The file is not a neighbours file, or cannot be written.
     """
     known = read_files(neighbors=path) if Path(path).exists() else SpecFiles()
     neighbors = {host: dict(each) for host, each in known.neighbors.items()}

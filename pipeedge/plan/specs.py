@@ -252,8 +252,8 @@ class ModelProfile:
         What the data rank spends on its links depends on where the stages are, and is not included.
 
         Args:
-            transport: transport of the links.
-            cut_bytes: bytes of an uncompressed microbatch before each layer, and after the last.
+            transport: Transport of the links.
+            cut_bytes: Bytes of an uncompressed microbatch before each layer, and after the last.
         """
         costs = self.handling.get(transport)
         if costs is None:
@@ -348,9 +348,9 @@ def _at_length(lists: Mapping[int, Sequence[float]], tokens: int, *, attention: 
     """Interpolate the numbers of each layer between measured lengths.
 
     Args:
-        lists: numbers of each layer, by length in tokens.
-        tokens: length to interpolate for.
-        attention: whether the numbers of attention layers grow faster than linearly.
+        lists: Numbers of each layer, by length in tokens.
+        tokens: Length to interpolate for.
+        attention: Whether the numbers of attention layers grow faster than linearly.
     """
     known = sorted(lists)
     for layer, values in enumerate(zip(*(lists[each] for each in known), strict=True)):

@@ -19,8 +19,8 @@ def convert_to_model(command: ModelsCommand, tell: Tell) -> None:
     """Add the profiled model to a models file.
 
     Raises:
-        SpecError: a file is invalid, or the model differs from the one there; nothing was written.
-        RequestError: the output is the input.
+        SpecError: A file is invalid, or the model differs from the one there; nothing was written.
+        RequestError: The output is the input.
     """
     check_outputs(
         [OutputFile("-o/--output", command.models_file)], [InputPath("-i/--input", command.results)]
@@ -36,8 +36,8 @@ def convert_to_device_type(command: DeviceTypeCommand, tell: Tell) -> None:
     """Add the profile to a device type of a device types file.
 
     Raises:
-        SpecError: a file is invalid, or the type has such a profile already; nothing was written.
-        RequestError: the output is the input.
+        SpecError: A file is invalid, or the type has such a profile already; nothing was written.
+        RequestError: The output is the input.
     """
     emit = command.emit
     check_outputs(

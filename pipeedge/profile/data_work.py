@@ -57,7 +57,7 @@ def usual_items(model: Model, tokens: int | None) -> Items:
     """Return items of the kind that ``model`` takes, which are decoded like those of a user's files.
 
     Raises:
-        InputError: the shipped photo does not fit the model.
+        InputError: The shipped photo does not fit the model.
     """
     if model.takes_text:
         names = model.input_names
@@ -80,15 +80,15 @@ def measure_data_work(
     """Measure the data rank's work for a microbatch of ``model``.
 
     Args:
-        model: the model.
-        microbatch_size: number of items in a microbatch.
-        tokens: sentence length (text only; by default the longest).
-        dtype: number type of the first stage.
-        clock: returns the time of all threads of the process in seconds.
-        stretch: elapsed seconds per second of ``clock``.
+        model: The model.
+        microbatch_size: Number of items in a microbatch.
+        tokens: Sentence length (text only; by default the longest).
+        dtype: Number type of the first stage.
+        clock: Returns the time of all threads of the process in seconds.
+        stretch: Elapsed seconds per second of ``clock``.
 
     Raises:
-        InputError: there is no input to measure with.
+        InputError: There is no input to measure with.
     """
     items = RepeatedItems(usual_items(model, tokens), microbatch_size * (1 + _MICROBATCHES))
     source, activity = InputSource(items), Activity()

@@ -22,7 +22,7 @@ def open_compared(job: Job) -> InputSource:
     """Open the items that ``--agreement`` compares.
 
     Raises:
-        InputError: they cannot be read, or there are too few different ones.
+        InputError: They cannot be read, or there are too few different ones.
     """
     request = job.request
     items = request.agreement_items

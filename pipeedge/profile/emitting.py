@@ -60,7 +60,7 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
     """Return the model in the form of ``models.yml``.
 
     Raises:
-        SpecError: layers are missing in ``results``, which come from ``source``, or their shapes differ.
+        SpecError: Layers are missing in ``results``, which come from ``source``, or their shapes differ.
     """
     layers = results.whole(source).profile_data
     for before, after in pairwise(layers):
@@ -107,7 +107,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
     """Return the times in the form of ``device_types.yml``.
 
     Raises:
-        SpecError: layers are missing in ``results``, which come from ``source``.
+        SpecError: Layers are missing in ``results``, which come from ``source``.
     """
     layers = results.whole(source).profile_data
     own = [layer.measured for layer in layers]
@@ -180,14 +180,14 @@ def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, leni
     """Check that ``spec`` may be added to a models file; return a line about a differing entry to be kept.
 
     Args:
-        path: models file, which need not exist.
-        name: name of the model.
-        spec: the model.
-        overwrite: whether to replace a differing entry.
-        lenient: whether to keep an entry that differs only in memory, rather than raise.
+        path: Models file, which need not exist.
+        name: Name of the model.
+        spec: The model.
+        overwrite: Whether to replace a differing entry.
+        lenient: Whether to keep an entry that differs only in memory, rather than raise.
 
     Raises:
-        SpecError: the file is not a models file, or has a different model of that name.
+        SpecError: The file is not a models file, or has a different model of that name.
     """
     old = spec_files.load_models(path).get(name) if path.exists() else None
     if old is None or overwrite:
@@ -214,7 +214,7 @@ def add_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, lenien
     """Add a model to a file unless the file has it, and return whether anything was written.
 
     Raises:
-        SpecError: the model may not be added, as in ``check_model``, or the file cannot be written.
+        SpecError: The model may not be added, as in ``check_model``, or the file cannot be written.
     """
     check_model(path, name, spec, overwrite=overwrite, lenient=lenient)
     old = spec_files.load_models(path).get(name) if path.exists() else None
@@ -267,14 +267,14 @@ def check_profile(
     """Check that profiles may be added to a device type; return the existing type, or None.
 
     Args:
-        path: device types file, which need not exist.
-        type_name: name of the device type.
-        profiles: models with their profiles, whose times are not compared.
-        figures: figures of the device type.
-        overwrite: whether to replace existing profiles and figures.
+        path: Device types file, which need not exist.
+        type_name: Name of the device type.
+        profiles: Models with their profiles, whose times are not compared.
+        figures: Figures of the device type.
+        overwrite: Whether to replace existing profiles and figures.
 
     Raises:
-        SpecError: the file is not a device types file, or has such a profile or other figures already.
+        SpecError: The file is not a device types file, or has such a profile or other figures already.
     """
     old = spec_files.load_device_types(path).get(type_name) if path.exists() else None
     if old is None or overwrite:
@@ -310,7 +310,7 @@ def add_profiles(
     """Add profiles to a device type, creating type and file if needed and keeping everything else.
 
     Raises:
-        SpecError: the profiles may not be added, as in ``check_profile``, figures of a new type are missing,
+        SpecError: The profiles may not be added, as in ``check_profile``, figures of a new type are missing,
             or the file cannot be written.
     """
     check_profile(path, type_name, profiles, figures, overwrite=overwrite)

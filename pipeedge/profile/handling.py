@@ -43,10 +43,10 @@ def measure_handling(
     """Measure the processor time to receive and to send a payload of ``specs``.
 
     Args:
-        specs: tensors of the payload.
-        device: device on which the stage computes.
-        clock: returns the time in seconds.
-        stretch: elapsed seconds per second of ``clock``.
+        specs: Tensors of the payload.
+        device: Device on which the stage computes.
+        clock: Returns the time in seconds.
+        stretch: Elapsed seconds per second of ``clock``.
     """
     buffer = FrameBuffer(frame_capacity(specs))
     made: Payload = tuple(torch.ones(spec.shape, dtype=spec.dtype, device=device) for spec in specs)

@@ -68,7 +68,7 @@ class Job:
         """Check a request against its model, and return a job for each of its profiles.
 
         Raises:
-            PipeEdgeError: the model is unknown, layers or sentence lengths are beyond it, or the device is
+            PipeEdgeError: The model is unknown, layers or sentence lengths are beyond it, or the device is
                 missing.
         """
         model = find_model(request.model.name)
@@ -101,7 +101,7 @@ class Job:
         """Load ``layers`` on the device, with random weights if the request asks for them.
 
         Raises:
-            WeightsError: the weights are missing or do not fit the model.
+            WeightsError: The weights are missing or do not fit the model.
         """
         if self.request.random_weights:
             return self.model.random(layers, SEED, self.device, self.dtype, self.kernels)
@@ -138,8 +138,8 @@ class Job:
         """Return the results that ``readings`` make.
 
         Args:
-            sizes: bytes of each layer's parameters and buffers.
-            readings: readings by sentence length.
+            sizes: Bytes of each layer's parameters and buffers.
+            readings: Readings by sentence length.
         """
         reduced = self.dtype is not torch.float32
         full = self.bytes_of_layers(self.model.build(self.layers)) if reduced else []
@@ -189,7 +189,7 @@ def _tokens(request: MeasureRequest, model: Model, start: int) -> tuple[int | No
     """Return the sentence lengths to measure, longest first, or a single None for images.
 
     Raises:
-        InputError: lengths are beyond the model, or shapes do not match the layer.
+        InputError: Lengths are beyond the model, or shapes do not match the layer.
     """
     given = request.shapes
     if request.tokens and not model.takes_text:

@@ -98,8 +98,8 @@ def shard_bytes(shard: Shard, layer: int) -> int:
     Weights that several layers share count in each of them, as in a stage of that layer alone.
 
     Args:
-        shard: shard that contains the layer; may be on ``meta``.
-        layer: number of the layer, from 0, within the shard's range.
+        shard: Shard that contains the layer; may be on ``meta``.
+        layer: Number of the layer, from 0, within the shard's range.
     """
     modules: list[nn.Module | None] = [shard.parts[str(layer)]]
     if layer == shard.layers.start:
@@ -123,12 +123,12 @@ def time_layers(
     """Return the times of each layer of ``shard``, and the shard's output.
 
     Args:
-        shard: shard on the device of ``payload``.
-        payload: input of the shard.
-        pacing: number of repetitions.
-        progress: called between passes with the fraction that is done.
-        clock: returns the time in seconds.
-        work_clock: returns the processor time of this process in seconds, if a quota makes it pause.
+        shard: Shard on the device of ``payload``.
+        payload: Input of the shard.
+        pacing: Number of repetitions.
+        progress: Called between passes with the fraction that is done.
+        clock: Returns the time in seconds.
+        work_clock: Returns the processor time of this process in seconds, if a quota makes it pause.
     """
     device = payload[0].device
     stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock, work_clock)
@@ -158,7 +158,7 @@ def summaries(times: Times) -> list[tuple[float, float]]:
     in one layer or another; these delays are in every pass, but in no layer's median.
 
     Args:
-        times: seconds of the layers of one shard, as ``time_layers`` returns them.
+        times: Seconds of the layers of one shard, as ``time_layers`` returns them.
     """
     found = []
     for layer in times:

@@ -89,7 +89,7 @@ def parse_place(text: str) -> tuple[str, int]:
     """``HOST``, ``HOST:PORT`` or ``[IPV6]:PORT``.
 
     Raises:
-        RequestError: it is none of those.
+        RequestError: It is none of those.
     """
     host, port = text, ""
     if text.startswith("["):
@@ -111,9 +111,9 @@ def measure_link(host: str, port: int, clock: Callable[[], float] = time.perf_co
     """Measure the link to ``host``, where ``serve_link`` answers.
 
     Raises:
-        RequestError: there is no such host.
-        PeerFailedError: no measurement server answers there.
-        DeadlineError: the server stopped answering.
+        RequestError: There is no such host.
+        PeerFailedError: No measurement server answers there.
+        DeadlineError: The server stopped answering.
     """
     place = f"{host}:{port}"
     try:
@@ -170,12 +170,12 @@ def serve_link(host: str, port: int, tell: Callable[[str], None]) -> NoReturn:
     """Answer ``measure_link``, one client after another, until interrupted.
 
     Args:
-        host: an address of this machine; empty for all of them.
-        port: port to listen on.
-        tell: called with a line for the user.
+        host: An address of this machine; empty for all of them.
+        port: Port to listen on.
+        tell: Called with a line for the user.
 
     Raises:
-        RequestError: the address is not this machine's, or the port is in use.
+        RequestError: The address is not this machine's, or the port is in use.
     """
     with _listener(host, port) as listener:
         shown = host or "all addresses"

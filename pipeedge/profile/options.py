@@ -95,8 +95,8 @@ def parse_profiler(argv: Sequence[str]) -> Command:
     """Parse the command line of ``profiler.py``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help`` or ``--version``.
     """
     arguments = profiler_parser().parse_args(argv)
     flags = {one.flags[-1] for one, _ in given_options(arguments, SECTIONS)}
@@ -145,8 +145,8 @@ def parse_models(argv: Sequence[str]) -> ModelsCommand:
     """Parse the command line of ``profiler_results_to_models.py``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help``.
     """
     fields = given(models_parser().parse_args(argv), ModelsCommand)
     return ModelsCommand(**{"models_file": _own_file(DEFAULT_MODELS)} | fields)
@@ -156,8 +156,8 @@ def parse_device_types(argv: Sequence[str]) -> DeviceTypeCommand:
     """Parse the command line of ``profiler_results_to_device_types.py``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help``.
     """
     arguments = device_types_parser().parse_args(argv)
     converted = given(arguments, ModelsCommand)

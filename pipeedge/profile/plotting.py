@@ -29,7 +29,7 @@ def check_plot(path: Path) -> None:
     """Check that a plot can be drawn.
 
     Raises:
-        RequestError: the format is unknown, or matplotlib is not installed.
+        RequestError: The format is unknown, or matplotlib is not installed.
     """
     if path.suffix not in FORMATS:
         raise RequestError(f"--plot {path}: name it FILE.html or FILE.png")
@@ -41,7 +41,7 @@ def save_plot(path: Path, results: ProfileResults) -> None:
     """Plot ``results`` into a file, completely or not at all.
 
     Raises:
-        RequestError: the plot cannot be drawn, as in ``check_plot``, or the file cannot be written.
+        RequestError: The plot cannot be drawn, as in ``check_plot``, or the file cannot be written.
     """
     check_plot(path)
     content = _page(results) if path.suffix == ".html" else _drawn(results, "png")

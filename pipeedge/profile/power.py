@@ -27,9 +27,9 @@ class PowerMeter:
     """The mean power of this machine.
 
     Args:
-        source: source of energy; None measures nothing.
-        clock: returns the time in seconds.
-        sleep: waits for some seconds.
+        source: Source of energy; None measures nothing.
+        clock: Returns the time in seconds.
+        sleep: Waits for some seconds.
     """
 
     def __init__(

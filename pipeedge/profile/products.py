@@ -59,10 +59,10 @@ class Products:
         """Check that the files can be made; return a line about an entry that will be kept, if any.
 
         Args:
-            results: the results to come, whose times do not matter, by their files.
+            results: The results to come, whose times do not matter, by their files.
 
         Raises:
-            PipeEdgeError: a file cannot be made.
+            PipeEdgeError: A file cannot be made.
         """
         emit = self.emit
         if emit.plot is not None:
@@ -98,10 +98,10 @@ class Products:
         """Write the files, after checking again that they may be written.
 
         Args:
-            results: complete results, by their files.
-            figures: figures of the device type.
-            free_bytes: free memory of this machine.
-            replaced: outputs that exist and are replaced.
+            results: Complete results, by their files.
+            figures: Figures of the device type.
+            free_bytes: Free memory of this machine.
+            replaced: Outputs that exist and are replaced.
         """
         emit = self.emit
         if emit.type_name is not None:
@@ -151,7 +151,7 @@ class Products:
         """Return the memory that this machine can spare for a stage.
 
         Raises:
-            RequestError: there is none.
+            RequestError: There is none.
         """
         budget = MemoryBudget(
             free_bytes=_free_bytes(results.device, free_bytes),

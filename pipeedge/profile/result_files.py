@@ -87,7 +87,7 @@ def load_results(path: Path) -> ProfileResults:
     """Read a results file.
 
     Raises:
-        SpecError: it is invalid; the message gives file, line and key.
+        SpecError: It is invalid; the message gives file, line and key.
     """
     document = read_document(path)
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
@@ -171,7 +171,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
     """Write a results file, completely or not at all.
 
     Raises:
-        SpecError: it cannot be written.
+        SpecError: It cannot be written.
     """
     top = {
         "model_name": results.model_name,

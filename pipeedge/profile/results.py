@@ -110,7 +110,7 @@ class ProfileResults:
     """Layers of one model, measured under the same conditions and validated on creation.
 
     Raises:
-        SpecError: layers are beyond the model, out of order or repeated.
+        SpecError: Layers are beyond the model, out of order or repeated.
     """
 
     model_name: str
@@ -244,7 +244,7 @@ class ProfileResults:
         """Return the layers of ``old``, the contents of ``source``, together with these.
 
         Raises:
-            SpecError: these layers may not be added, as in ``check_extends``.
+            SpecError: These layers may not be added, as in ``check_extends``.
         """
         self.check_extends(old, source)
         together = sorted((*old.profile_data, *self.profile_data), key=lambda result: result.layer)

@@ -51,7 +51,7 @@ def add_sensitivity(command: SensitivityCommand, tell: Tell) -> None:
     """Measure the sensitivity of a model's cuts, and add it to the models file.
 
     Raises:
-        PipeEdgeError: the request cannot be carried out; nothing was written.
+        PipeEdgeError: The request cannot be carried out; nothing was written.
     """
     model = find_model(command.model.name)
     name, spec = _spec(command, model)
@@ -85,7 +85,7 @@ def _spec(command: SensitivityCommand, model: Model) -> tuple[str, ModelSpec]:
     """Return the name and the entry of the model to add to, without these bits.
 
     Raises:
-        PipeEdgeError: the file cannot be written, or has such bits already.
+        PipeEdgeError: The file cannot be written, or has such bits already.
     """
     path = command.models_file
     check_writable(path, "-sm/--sched-models-file")
@@ -114,7 +114,7 @@ def _open(command: SensitivityCommand, model: Model) -> InputSource:
     """Open the items.
 
     Raises:
-        PipeEdgeError: they cannot be read, too few are different, or the weights are missing.
+        PipeEdgeError: They cannot be read, too few are different, or the weights are missing.
     """
     model.check_weights(command.model.weights)
     wanted = InputRequest(

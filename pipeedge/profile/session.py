@@ -65,12 +65,12 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     """Measure layers, and write the results and the files made from them.
 
     Args:
-        command: request with something to measure.
-        tell: called with each line for the user.
-        warn: called with each warning.
+        command: Request with something to measure.
+        tell: Called with each line for the user.
+        warn: Called with each warning.
 
     Raises:
-        PipeEdgeError: the request cannot be carried out; nothing was written but results of whole profiles.
+        PipeEdgeError: The request cannot be carried out; nothing was written but results of whole profiles.
     """
     if command.measure is None:
         raise ValueError("nothing to measure")
@@ -245,7 +245,7 @@ def use_results(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     """Make the requested files from a results file, without measuring layers.
 
     Raises:
-        PipeEdgeError: the request cannot be carried out; nothing was written.
+        PipeEdgeError: The request cannot be carried out; nothing was written.
     """
     if not command.results.exists():
         raise SpecError(f"{command.results}: no such file; profile first, without --from-results")

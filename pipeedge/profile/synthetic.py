@@ -34,7 +34,7 @@ def synthesize(command: SyntheticCommand, tell: Callable[[str], None]) -> None:
     """Add a device type whose times are a multiple of another's.
 
     Raises:
-        PipeEdgeError: the request cannot be carried out; nothing was written.
+        PipeEdgeError: The request cannot be carried out; nothing was written.
     """
     emit = command.emit
     path, factor = emit.dev_types_file, command.factor

@@ -53,10 +53,10 @@ def measure_transports(
     """Return the costs of transports for a stage on this machine, without those that it does not have.
 
     Args:
-        names: transports, as in ``request.config.TRANSPORTS``.
-        whole_process: whether the threads that move bytes to and from the network also take time from a
+        names: Transports, as in ``request.config.TRANSPORTS``.
+        whole_process: Whether the threads that move bytes to and from the network also take time from a
             stage, because no processor is left for them.
-        stretch: elapsed seconds per second of processor time.
+        stretch: Elapsed seconds per second of processor time.
     """
     found = {}
     for name in names:

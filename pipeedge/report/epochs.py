@@ -55,8 +55,8 @@ def epoch_lines(epochs: Sequence[EpochRecord], how: str = "measured") -> Iterato
     What was predicted of the last epoch is not among them, as it is compared in detail.
 
     Args:
-        epochs: epochs of the run.
-        how: how their figures came about: ``measured`` or ``simulated``.
+        epochs: Epochs of the run.
+        how: How their figures came about: ``measured`` or ``simulated``.
     """
     later = [one for one in epochs if one.cause]
     if not later:

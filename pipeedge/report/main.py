@@ -86,8 +86,8 @@ def parse_report(argv: Sequence[str]) -> ReportRequest:
     """Read the command line of ``pipeedge-report``.
 
     Raises:
-        RequestError: an option or a value is wrong.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is wrong.
+        SystemExit: After ``--help`` or ``--version``.
     """
     arguments = report_parser().parse_args(argv)
     return ReportRequest(tuple(arguments.reports), arguments.output)

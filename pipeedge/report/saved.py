@@ -274,11 +274,11 @@ def _stage(
     """Read one stage.
 
     Args:
-        number: number of the stage.
-        plan: its entry in the schedule.
-        stats: its figures, or None.
-        timeline: timeline of the run, or None.
-        ended: epoch of the stage if that ended before the last one, which has lanes of its own.
+        number: Number of the stage.
+        plan: Its entry in the schedule.
+        stats: Its figures, or None.
+        timeline: Timeline of the run, or None.
+        ended: Epoch of the stage if that ended before the last one, which has lanes of its own.
     """
     layers = [bound.whole() for bound in plan.at("layers").items()]
     if len(layers) != 2:

@@ -240,7 +240,7 @@ class RunRequest:
         """Return the values that all ranks must have in common, by what a message calls them.
 
         Args:
-            model: the model's own name; None for that of a directory, which may differ between hosts.
+            model: The model's own name; None for that of a directory, which may differ between hosts.
         """
         # Of these options, only the model's fills a field called name.
         return {

@@ -84,7 +84,7 @@ class EpochLog:
         """Return the time since which results are missing; while nothing is asked, none are.
 
         Args:
-            otherwise: the time to return if none are, or none has come yet.
+            otherwise: The time to return if none are, or none has come yet.
         """
         last, fed_at = self._progress.collected.last_at, self._progress.ledger.oldest_fed_at
         if self._watcher is not None:  # an input without end: the last result may be hours ago

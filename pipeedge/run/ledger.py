@@ -59,7 +59,7 @@ class Ledger:
     """Microbatches under way, by number.
 
     Args:
-        changed: wakes the threads that wait; None for one that belongs to the ledger.
+        changed: Wakes the threads that wait; None for one that belongs to the ledger.
     """
 
     def __init__(self, changed: threading.Condition | None = None) -> None:
@@ -118,8 +118,8 @@ class Ledger:
         """Prepare for ``epoch``: feed again from the lowest number that is not written.
 
         Args:
-            epoch: number of the epoch, larger than the last.
-            window: largest number of microbatches under way from now on.
+            epoch: Number of the epoch, larger than the last.
+            window: Largest number of microbatches under way from now on.
         """
         with self._changed:
             self._check_follows(epoch, window)
@@ -133,8 +133,8 @@ class Ledger:
         """Have the present feeder hand over to that of ``epoch``, which waits in ``take_over``.
 
         Args:
-            epoch: number of the epoch, larger than the last.
-            window: largest number of its microbatches under way.
+            epoch: Number of the epoch, larger than the last.
+            window: Largest number of its microbatches under way.
         """
         with self._changed:
             self._check_follows(epoch, window)
@@ -173,7 +173,7 @@ class Ledger:
         """Wait until another microbatch may be fed; return whether the same feeder is to feed it.
 
         Raises:
-            Closed: the epoch was stopped.
+            Closed: The epoch was stopped.
         """
         with self._changed:
             self._changed.wait_for(
@@ -187,7 +187,7 @@ class Ledger:
         """Note that a microbatch is fed; its values need not be kept.
 
         Raises:
-            ValueError: it is not the next one.
+            ValueError: It is not the next one.
         """
         with self._changed:
             if number != self.next_number():
@@ -223,7 +223,7 @@ class Ledger:
         """Wait for the feeder before to hand over; return what is to be fed first, with its number.
 
         Raises:
-            Closed: the epoch was stopped.
+            Closed: The epoch was stopped.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._handed is not None)
@@ -237,7 +237,7 @@ class Ledger:
         """Return what to do with a result.
 
         Raises:
-            ValueError: it was never fed, or to another epoch, or one that comes before it is missing.
+            ValueError: It was never fed, or to another epoch, or one that comes before it is missing.
         """
         with self._changed:
             if epoch not in (self._epoch, self._before) or number < self._written:
@@ -256,7 +256,7 @@ class Ledger:
         It waits until all that the epoch before was fed is written. Returns None if its result is, already.
 
         Raises:
-            Closed: the epoch was stopped.
+            Closed: The epoch was stopped.
         """
         with self._changed:
             try:

@@ -44,11 +44,11 @@ class RunWatcher:
     """Turns what the hub knows into proposals, and follows them.
 
     Args:
-        context: rank 0.
-        session: session of the ranks.
-        decider: rank 0's decisions, which have the present plan.
-        clock: clock in seconds.
-        pause: waits for a number of seconds.
+        context: Rank 0.
+        session: Session of the ranks.
+        decider: Rank 0's decisions, which have the present plan.
+        clock: Clock in seconds.
+        pause: Waits for a number of seconds.
     """
 
     def __init__(

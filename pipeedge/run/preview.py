@@ -21,7 +21,7 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     """Call ``show`` with each line of the schedule that would run, starting nothing.
 
     Raises:
-        PipeEdgeError: as ``run`` would, as far as this rank can see it alone.
+        PipeEdgeError: As ``run`` would, as far as this rank can see it alone.
     """
     model = find_outline(request.model.name)
     model.check_sizes(request.model.weights)

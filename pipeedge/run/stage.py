@@ -24,9 +24,9 @@ class Stage:
     """Computes microbatches. Payloads are on the CPU, whatever the device.
 
     Args:
-        shard: layers of this stage.
-        device: device of the shard.
-        pixels: value of each pixel byte, for a first stage that receives pictures as bytes.
+        shard: Layers of this stage.
+        device: Device of the shard.
+        pixels: Value of each pixel byte, for a first stage that receives pictures as bytes.
     """
 
     def __init__(self, shard: Shard, device: torch.device, pixels: PixelTable | None = None) -> None:
@@ -60,7 +60,7 @@ class Decode:
         """Decode the payload of a packet.
 
         Raises:
-            PeerFailedError: rank ``source`` sent a payload that is malformed.
+            PeerFailedError: Rank ``source`` sent a payload that is malformed.
         """
         try:
             payload = self._decoder.decode(packet.payload)
@@ -73,13 +73,13 @@ class Encode:
     """Encodes the packets of a compressed link.
 
     Args:
-        bits: function that returns the bits of a microbatch from its number and its items; called once for
+        bits: Function that returns the bits of a microbatch from its number and its items; called once for
             each, in order.
-        clamp: method of clamping.
-        window: number of microbatches for which levels and transform are kept.
+        clamp: Method of clamping.
+        window: Number of microbatches for which levels and transform are kept.
         transform: ``auto``, ``off`` or ``hadamard``.
-        stage: sending stage.
-        rank: rank of that stage.
+        stage: Sending stage.
+        rank: Rank of that stage.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Encode:
         """Encode the payload of a packet.
 
         Raises:
-            NonFiniteError: a value is NaN or infinite; the message names microbatch, stage and rank.
+            NonFiniteError: A value is NaN or infinite; the message names microbatch, stage and rank.
         """
         bits = self._bits(packet.number, packet.items)
         try:
@@ -138,7 +138,7 @@ def resolve_device(name: str) -> torch.device:
     """Return the device called ``name``: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        RequestError: this machine has no such device.
+        RequestError: This machine has no such device.
     """
     try:
         device = torch.device(name)

@@ -60,9 +60,9 @@ class Workload:
         The ranges of compressed values, about one percent, are not counted.
 
         Args:
-            layer: number of layers before the cut, 0 for the input.
-            dtype: dtype of the stage that sends it; for the input, that of the first stage.
-            bits: bits per value, 0 for uncompressed values.
+            layer: Number of layers before the cut, 0 for the input.
+            dtype: Dtype of the stage that sends it; for the input, that of the first stage.
+            bits: Bits per value, 0 for uncompressed values.
         """
         if layer == 0 and self.input_bytes is not None:
             return self.input_bytes * self.microbatch_size
@@ -135,7 +135,7 @@ class SimulatedCluster:
         """Return the device type of ``host``, with its name.
 
         Raises:
-            SpecError: the files do not give it.
+            SpecError: The files do not give it.
         """
         for name, hosts in self.devices.items():
             if host in hosts:
@@ -151,7 +151,7 @@ class SimulatedCluster:
         """Return the profile of the model on the host of ``stage``, under the conditions of the run.
 
         Raises:
-            SpecError: the model was not profiled under these conditions.
+            SpecError: The model was not profiled under these conditions.
         """
         host = host_of(stage)
         name, device = self.type_of(host)
@@ -177,9 +177,9 @@ class SimulatedCluster:
         """Return the data rank's own work.
 
         Args:
-            data_host: host of the data rank, or None if it is unknown.
-            dtype: dtype of the profile to use.
-            load: the model and input.
+            data_host: Host of the data rank, or None if it is unknown.
+            dtype: Dtype of the profile to use.
+            load: The model and input.
         """
         if data_host is None:
             return DataRankWork()
@@ -198,7 +198,7 @@ class SimulatedCluster:
         """Return the link between two hosts.
 
         Raises:
-            ScheduleError: there is none.
+            ScheduleError: There is none.
         """
         named = self.neighbors.get(source, {}).get(destination)
         named = named or self.neighbors.get(destination, {}).get(source)
@@ -216,14 +216,14 @@ class SimulatedCluster:
         """Return the stages and links of ``schedule`` with their costs.
 
         Args:
-            schedule: schedule that names a host for each stage.
-            data_host: host that reads the input and collects the results, or None if the files lack it, so
+            schedule: Schedule that names a host for each stage.
+            data_host: Host that reads the input and collects the results, or None if the files lack it, so
                 that its links take no time.
-            load: the model and input.
+            load: The model and input.
 
         Raises:
-            SpecError: a host or profile is missing.
-            ScheduleError: no link connects the hosts of two successive stages.
+            SpecError: A host or profile is missing.
+            ScheduleError: No link connects the hosts of two successive stages.
         """
         stage_hosts = [host_of(stage) for stage in schedule.stages]
         hosts = (data_host or stage_hosts[0], *stage_hosts, data_host or stage_hosts[-1])

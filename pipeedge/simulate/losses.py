@@ -90,14 +90,14 @@ def simulate_epochs(
     """Simulate a run that loses ranks.
 
     Args:
-        world: the run.
-        planned: its first plan.
-        losses: losses, in any order.
-        recovery: seconds of each step of a recovery.
+        world: The run.
+        planned: Its first plan.
+        losses: Losses, in any order.
+        recovery: Seconds of each step of a recovery.
 
     Raises:
-        RequestError: a rank does not exist.
-        InfeasibleError: a loss ends the run.
+        RequestError: A rank does not exist.
+        InfeasibleError: A loss ends the run.
     """
     for loss in losses:
         if loss.rank >= world.ranks:
@@ -240,7 +240,7 @@ class _Epochs:
         """Plan for the ranks that are left, and keep what they have loaded.
 
         Raises:
-            InfeasibleError: nothing fits, or the run cannot do without the rank.
+            InfeasibleError: Nothing fits, or the run cannot do without the rank.
         """
         world = self._world
         for rank, what in ((0, "rank 0 makes the plans"), (world.data_rank, "it has the data")):

@@ -111,7 +111,7 @@ class SimulationRequest(ProfiledRequest):
     """The simulation to run, validated on creation.
 
     Raises:
-        RequestError: a number is out of range, or options contradict each other.
+        RequestError: A number is out of range, or options contradict each other.
     """
 
     dev_file: Path = option_like(
@@ -226,7 +226,7 @@ class SimulationRequest(ProfiledRequest):
         """Return the number of microbatches of ``size`` that the items make.
 
         Raises:
-            RequestError: there are too many to simulate.
+            RequestError: There are too many to simulate.
         """
         number = -(-self.items // size)
         if number > MAX_MICROBATCHES:
@@ -240,12 +240,12 @@ class SimulationRequest(ProfiledRequest):
         """Return the request of rank 0 in the run to simulate.
 
         Args:
-            ranks: number of ranks.
-            hosts: host of each rank, or None where hosts are called by their ranks.
-            data_rank: rank that reads the input and collects the results.
+            ranks: Number of ranks.
+            hosts: Host of each rank, or None where hosts are called by their ranks.
+            data_rank: Rank that reads the input and collects the results.
 
         Raises:
-            RequestError: options contradict each other.
+            RequestError: Options contradict each other.
         """
         schedule = ScheduleRequest(
             partition=self.partition,
@@ -309,8 +309,8 @@ def parse_simulate(argv: Sequence[str]) -> SimulationRequest:
     """Parse the command line of ``pipeedge-simulate``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help`` or ``--version``.
     """
     arguments = simulate_parser().parse_args(argv)
     recovery = RecoveryRequest(**given(arguments, RecoveryRequest))

@@ -195,9 +195,9 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     """Read the files, plan as a run with these options would, and simulate it.
 
     Raises:
-        SpecError: a file cannot be read, or lacks something.
-        ScheduleError: the schedule does not fit these hosts.
-        InfeasibleError: no schedule is feasible.
+        SpecError: A file cannot be read, or lacks something.
+        ScheduleError: The schedule does not fit these hosts.
+        InfeasibleError: No schedule is feasible.
     """
     files = read_files(
         models=request.models_file,
@@ -369,13 +369,13 @@ def run(
     """Simulate ``request``, print the table, and write the report.
 
     Args:
-        request: simulation to run.
-        command: command line, for the report.
-        console: console to print the table on.
-        warn: called with each warning for the user.
+        request: Simulation to run.
+        command: Command line, for the report.
+        console: Console to print the table on.
+        warn: Called with each warning for the user.
 
     Raises:
-        PipeEdgeError: the simulation failed as in ``simulate_request``, or the report cannot be written.
+        PipeEdgeError: The simulation failed as in ``simulate_request``, or the report cannot be written.
     """
     replaced: frozenset[Path] = frozenset()
     if request.report is not None:

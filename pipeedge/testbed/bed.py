@@ -57,7 +57,7 @@ class TestBed:
         """Return the command line that runs ``command`` in the groups, network and name of ``host``.
 
         Raises:
-            RequestError: there is no such host.
+            RequestError: There is no such host.
         """
         known = self.journal.host(host)
         group = self.journal.group(known.name)
@@ -87,8 +87,8 @@ class TestBeds:
     """All test beds of this machine.
 
     Args:
-        shelf: place of their journals.
-        mounts: list of mounted file systems in the form of ``/proc/mounts``.
+        shelf: Place of their journals.
+        mounts: List of mounted file systems in the form of ``/proc/mounts``.
     """
 
     __test__ = False
@@ -99,12 +99,12 @@ class TestBeds:
         """Build a test bed.
 
         Args:
-            name: name that tells it from other test beds.
-            cluster: hosts to emulate.
-            owner: process whose end removes the test bed, or None to keep it until ``down``.
+            name: Name that tells it from other test beds.
+            cluster: Hosts to emulate.
+            owner: Process whose end removes the test bed, or None to keep it until ``down``.
 
         Raises:
-            RequestError: it is up already, or this machine cannot emulate it; nothing is left behind.
+            RequestError: It is up already, or this machine cannot emulate it; nothing is left behind.
         """
         _check_name(name)
         trees = self._features()
@@ -149,13 +149,13 @@ class TestBeds:
         """Change the processor time or the bandwidth of a host while programs run in it.
 
         Args:
-            name: name of the test bed.
-            host: name of the host.
-            cpu_fraction: number of processors, or None to leave it as it is.
-            bw_bytes_per_s: bandwidth of its cable in each direction, or None to leave it as it is.
+            name: Name of the test bed.
+            host: Name of the host.
+            cpu_fraction: Number of processors, or None to leave it as it is.
+            bw_bytes_per_s: Bandwidth of its cable in each direction, or None to leave it as it is.
 
         Raises:
-            RequestError: there is no such host, or this machine cannot emulate it.
+            RequestError: There is no such host, or this machine cannot emulate it.
         """
         with self.shelf.locked():
             bed = self.find(name)
@@ -193,7 +193,7 @@ class TestBeds:
         """Return a test bed that is up.
 
         Raises:
-            RequestError: no test bed of that name is up.
+            RequestError: No test bed of that name is up.
         """
         _check_name(name)
         journal = self.shelf.find(name)
@@ -220,7 +220,7 @@ class TestBeds:
         """Check that this machine has what a test bed needs, and return its control group trees.
 
         Raises:
-            RequestError: something is missing; the message says what.
+            RequestError: Something is missing; the message says what.
         """
         if not sys.platform.startswith("linux"):
             raise RequestError("the test bed needs Linux: network namespaces and control groups")

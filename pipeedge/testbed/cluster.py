@@ -58,7 +58,7 @@ class Cluster:
         """Check that this machine can emulate the cluster.
 
         Raises:
-            SpecError: it lacks processors or memory.
+            SpecError: It lacks processors or memory.
         """
         wanted = sum(host.cpu_fraction or 0.0 for host in self.hosts)
         if wanted > processors * (1 + 1e-9):

@@ -32,7 +32,7 @@ def load_cluster(path: Path | str) -> Cluster:
     """Read the cluster that a file describes.
 
     Raises:
-        SpecError: the file has unknown hosts or types, impossible numbers, or names that cannot name an
+        SpecError: The file has unknown hosts or types, impossible numbers, or names that cannot name an
             interface; the message gives file, line and key.
     """
     files = read_files(cluster=path)

@@ -137,10 +137,10 @@ def find_hierarchies(mounts: str) -> tuple[Hierarchy, ...]:
     """Find the mounted controllers of processor time and memory.
 
     Args:
-        mounts: contents of ``/proc/mounts``.
+        mounts: Contents of ``/proc/mounts``.
 
     Raises:
-        RequestError: a controller is unavailable; the message says which and why.
+        RequestError: A controller is unavailable; the message says which and why.
     """
     found: dict[Path, tuple[int, list[str]]] = {}
     unified: list[Path] = []
@@ -184,7 +184,7 @@ def kill_all(hierarchies: Sequence[Hierarchy], group: str) -> None:
     """Kill every process in a group, and wait until it has exited.
 
     Raises:
-        PipeEdgeError: a process does not exit.
+        PipeEdgeError: A process does not exit.
     """
     while pids := sorted({pid for tree in hierarchies for pid in tree.processes(group)} - {os.getpid()}):
         for pid in pids:

@@ -93,7 +93,7 @@ class Journal:
         """Return the host of that name.
 
         Raises:
-            RequestError: there is none.
+            RequestError: There is none.
         """
         for host in self.hosts:
             if host.name == name:

@@ -78,8 +78,8 @@ def parse_testbed(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line of ``tools/testbed.py``, for actions other than ``ssh``.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help`` or ``--version``.
     """
     return _parser().parse_args(argv)
 
@@ -128,7 +128,7 @@ def _change(beds: TestBeds, arguments: argparse.Namespace) -> TestBed:
     """Apply the options of ``set``.
 
     Raises:
-        RequestError: none is given, or a number is impossible.
+        RequestError: None is given, or a number is impossible.
     """
     fraction, mbps = arguments.cpu_fraction, arguments.bw_mbps
     if fraction is None and mbps is None:

@@ -72,7 +72,7 @@ def check_programs() -> None:
     """Check that iproute2 is installed.
 
     Raises:
-        RequestError: it is not.
+        RequestError: It is not.
     """
     for program in _PROGRAMS:
         if shutil.which(program) is None:
@@ -90,8 +90,8 @@ def make_network(switch: str, ports: Sequence[Port]) -> None:
     The caller removes what was created, also after an error.
 
     Raises:
-        RequestError: the kernel lacks a feature; the message says which.
-        PipeEdgeError: a cable stays down.
+        RequestError: The kernel lacks a feature; the message says which.
+        PipeEdgeError: A cable stays down.
     """
     for namespace in (switch, *(port.namespace for port in ports)):
         _need("network namespaces", ["ip", "netns", "add", namespace])
@@ -140,7 +140,7 @@ def change_rate(switch: str, port: Port) -> None:
     """Give the cable of ``port`` another rate while it carries data; what is queued stays queued.
 
     Raises:
-        RequestError: the kernel lacks a feature; the message says which.
+        RequestError: The kernel lacks a feature; the message says which.
     """
     if port.bw_bytes_per_s is None:
         raise ValueError(f"{port.interface} has no new rate")

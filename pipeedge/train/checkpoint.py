@@ -67,7 +67,7 @@ class Checkpoint:
         """Check that the checkpoint is of a training with these settings.
 
         Raises:
-            RequestError: a setting differs; the first is named.
+            RequestError: A setting differs; the first is named.
         """
         for key, wanted in description.items():
             found = self.description.get(key)
@@ -81,7 +81,7 @@ class Checkpoint:
         All names, shapes and types are compared before the first value is read.
 
         Raises:
-            RequestError: a tensor is missing, stored twice or does not match, or a file is damaged.
+            RequestError: A tensor is missing, stored twice or does not match, or a file is damaged.
         """
         states = _state_of_one(optimizer)
         wanted = {
@@ -103,7 +103,7 @@ class Checkpoint:
         """Return the names of all stored parameters.
 
         Raises:
-            RequestError: a file is damaged.
+            RequestError: A file is damaged.
         """
         names: set[str] = set()
         for file in self._files():
@@ -207,7 +207,7 @@ def latest(directory: Path) -> Checkpoint:
     """Return the last complete checkpoint in ``directory``.
 
     Raises:
-        RequestError: there is none, or it cannot be read.
+        RequestError: There is none, or it cannot be read.
     """
     found = _whole(directory)
     if not found:
@@ -239,8 +239,8 @@ class CheckpointWriter:
     """Writes checkpoints together with the other workers.
 
     Args:
-        directory: directory of the checkpoints.
-        description: settings that must match when training resumes.
+        directory: Directory of the checkpoints.
+        description: Settings that must match when training resumes.
     """
 
     def __init__(self, directory: Path, description: Mapping[str, Any]) -> None:
@@ -251,7 +251,7 @@ class CheckpointWriter:
         """Make the directory, if it is not there.
 
         Raises:
-            RequestError: it cannot be made, or not be written to.
+            RequestError: It cannot be made, or not be written to.
         """
         make_writable_directory(self._directory, "--checkpoint-dir", parents=True)
 
@@ -270,7 +270,7 @@ class CheckpointWriter:
         """Write this worker's part of the checkpoint after ``step`` batches.
 
         Raises:
-            RequestError: the disk is full.
+            RequestError: The disk is full.
         """
         tensors = {key: parameter.detach() for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
@@ -290,7 +290,7 @@ class CheckpointWriter:
         """Give the checkpoint its name, after all workers have written their parts.
 
         Raises:
-            RequestError: the disk is full.
+            RequestError: The disk is full.
         """
         part, whole = self._part(step), self._directory / f"step-{step:08d}"
         try:

@@ -43,10 +43,10 @@ def measure_costs(
     """Run and measure every layer by itself, with the threads of this process.
 
     Args:
-        network: the network to measure.
-        microbatch_size: number of items in a microbatch.
-        microbatches: number of microbatches in a batch, over which work done once per batch is spread.
-        clock: returns the time in seconds.
+        network: The network to measure.
+        microbatch_size: Number of items in a microbatch.
+        microbatches: Number of microbatches in a batch, over which work done once per batch is spread.
+        clock: Returns the time in seconds.
     """
     seconds, parameters, activations, crossing = [], [], [], []
     for layer in range(network.n_layers):

@@ -28,10 +28,10 @@ class ItemDropout(nn.Module):
     """Zeroes each value of an item with ``probability`` and scales up the others, while training.
 
     Args:
-        probability: probability of a zero, from 0 to below 1.
-        layer: number of this layer, which makes its masks differ from those of others.
-        seed: seed of the run.
-        position: position of the stage.
+        probability: Probability of a zero, from 0 to below 1.
+        layer: Number of this layer, which makes its masks differ from those of others.
+        seed: Seed of the run.
+        position: Position of the stage.
     """
 
     def __init__(self, probability: float, layer: int, seed: int, position: Position) -> None:

@@ -200,12 +200,12 @@ class Engine:
     """Runs the stages of this worker. The process group must exist, with worker n as its rank n.
 
     Args:
-        order: actions of all workers.
-        worker: number of this worker.
-        modules: stages of this worker, by number.
-        crossing: tensors of a microbatch at each cut, ``order.stages + 1`` entries.
-        size: size of a batch.
-        watch: observer of the activities.
+        order: Actions of all workers.
+        worker: Number of this worker.
+        modules: Stages of this worker, by number.
+        crossing: Tensors of a microbatch at each cut, ``order.stages + 1`` entries.
+        size: Size of a batch.
+        watch: Observer of the activities.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Engine:
         Gradients are added to the existing ones, except those that ``late_gradients`` computes.
 
         Args:
-            first_item: number of its first item, counted from the beginning of the run.
+            first_item: Number of its first item, counted from the beginning of the run.
             images: [batch, channels, height, width] on the worker with the first stage.
             labels: [batch] on the worker with the last stage.
 
@@ -278,8 +278,8 @@ class Engine:
             The mean cross-entropy loss over the batch on the worker with the last stage, else None.
 
         Raises:
-            PipeEdgeError: a stage failed.
-            PeerFailedError: a link failed.
+            PipeEdgeError: A stage failed.
+            PeerFailedError: A link failed.
         """
         losses: list[torch.Tensor] = []
         given: dict[str, Any] = {"target": labels, "losses": losses} if self.has_last else {}

@@ -30,14 +30,14 @@ def export(checkpoints: Path, target: Path) -> str:
     """Write the model of the last complete checkpoint to the new directory ``target``.
 
     Args:
-        checkpoints: the ``--checkpoint-dir`` of the training.
-        target: directory to create; it appears when it is complete.
+        checkpoints: The ``--checkpoint-dir`` of the training.
+        target: Directory to create; it appears when it is complete.
 
     Returns:
         A line for the user.
 
     Raises:
-        RequestError: there is no checkpoint, it is damaged or of a model that cannot be exported, or the
+        RequestError: There is no checkpoint, it is damaged or of a model that cannot be exported, or the
             directory exists or cannot be written.
     """
     found = latest(checkpoints)

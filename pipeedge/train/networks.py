@@ -77,12 +77,12 @@ class Vgg:
     """VGG-19 without batch normalisation, as a list of 44 layers.
 
     Args:
-        seed: seed of initial values and dropout.
-        widths: channels of each convolution, ``None`` for a pooling.
-        side: side of the square images in pixels, a multiple of 2 to the number of poolings.
-        hidden: width of the two hidden linear layers.
-        dropout: probability of dropout.
-        linear_deviation: standard deviation of the initial weights of linear layers.
+        seed: Seed of initial values and dropout.
+        widths: Channels of each convolution, ``None`` for a pooling.
+        side: Side of the square images in pixels, a multiple of 2 to the number of poolings.
+        hidden: Width of the two hidden linear layers.
+        dropout: Probability of dropout.
+        linear_deviation: Standard deviation of the initial weights of linear layers.
     """
 
     seed: int = 0
@@ -179,8 +179,8 @@ class Transformer:
 
     Args:
         model: ViT or DeiT, with a classifier.
-        seed: seed of initial values.
-        pretrained: whether to start from the model's weights.
+        seed: Seed of initial values.
+        pretrained: Whether to start from the model's weights.
     """
 
     model: Model
@@ -249,7 +249,7 @@ def find_network(name: str, *, seed: int, pretrained: bool) -> Network:
     """Return the network that ``--model`` names.
 
     Raises:
-        ModelError: the name is unknown, or the model is not an image classifier.
+        ModelError: The name is unknown, or the model is not an image classifier.
     """
     if name == VGG19:
         if pretrained:

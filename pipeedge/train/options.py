@@ -85,13 +85,13 @@ def parse_train(argv: Sequence[str], environment: Environment, *, cores: int) ->
     """Parse the command line of ``train.py``.
 
     Args:
-        argv: arguments, without the program.
-        environment: environment of torchrun, or of a worker that ``train.py`` started.
-        cores: number of cores that may be used.
+        argv: Arguments, without the program.
+        environment: Environment of torchrun, or of a worker that ``train.py`` started.
+        cores: Number of cores that may be used.
 
     Raises:
-        RequestError: an option or a value is invalid.
-        SystemExit: after ``--help`` or ``--version``.
+        RequestError: An option or a value is invalid.
+        SystemExit: After ``--help`` or ``--version``.
     """
     arguments = train_parser().parse_args(argv)
     read_variables(arguments, SECTIONS, environment.variables)

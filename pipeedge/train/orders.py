@@ -106,7 +106,7 @@ def make_order(schedule: str, *, stages: int, workers: int, microbatches: int) -
     """Make the order of ``schedule``.
 
     Raises:
-        ScheduleError: there is no such schedule, or it does not allow these numbers.
+        ScheduleError: There is no such schedule, or it does not allow these numbers.
     """
     maker = _MAKERS.get(schedule)
     if maker is None:
@@ -277,7 +277,7 @@ def simulate(order: Order, seconds: Callable[[Action], float]) -> tuple[tuple[Ti
     """Return when each worker does each action, if actions take ``seconds`` and nothing else takes time.
 
     Raises:
-        ValueError: the workers deadlock, or an action depends on one that never happens.
+        ValueError: The workers deadlock, or an action depends on one that never happens.
     """
     ended: dict[Action, float] = {}
     done: list[list[Timed]] = [[] for _ in order.actions]

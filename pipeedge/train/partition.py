@@ -35,7 +35,7 @@ def check_partition(partition: Sequence[int], n_layers: int) -> tuple[LayerRange
     """Return the layers of each stage, from the flat 1-based list of ``--partition``.
 
     Raises:
-        ScheduleError: layers are missing, overlap or go beyond the network.
+        ScheduleError: Layers are missing, overlap or go beyond the network.
     """
     schedule = Schedule.from_partition(partition)
     schedule.check(n_layers=n_layers, world_size=len(schedule.stages))
@@ -46,7 +46,7 @@ def check_stages(stages: int, n_layers: int) -> None:
     """Check that each stage can have a layer.
 
     Raises:
-        ScheduleError: there are more stages than layers.
+        ScheduleError: There are more stages than layers.
     """
     if stages > n_layers:
         raise ScheduleError(
@@ -61,14 +61,14 @@ def find_partition(
     """Return the partition with the fastest slowest worker.
 
     Args:
-        costs: costs of each layer.
-        order: placement of the stages, and the microbatches they hold.
-        optimizer: name of the optimizer.
-        memory_bytes: memory that the layers of a worker may use, in bytes.
+        costs: Costs of each layer.
+        order: Placement of the stages, and the microbatches they hold.
+        optimizer: Name of the optimizer.
+        memory_bytes: Memory that the layers of a worker may use, in bytes.
 
     Raises:
-        ScheduleError: there are more stages than layers.
-        InfeasibleError: no partition fits into memory.
+        ScheduleError: There are more stages than layers.
+        InfeasibleError: No partition fits into memory.
     """
     layers = len(costs.seconds)
     check_stages(order.stages, layers)

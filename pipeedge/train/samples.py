@@ -67,7 +67,7 @@ def open_samples(
     """Open the samples that ``--data`` names; images of a folder may have ``max_image_pixels`` at most.
 
     Raises:
-        InputError: there is no such folder, or it does not match the network.
+        InputError: There is no such folder, or it does not match the network.
     """
     if data == RANDOM:
         return _RandomSamples(network.image_shape, network.classes, batch_size, seed)

@@ -74,7 +74,7 @@ def show(request: TrainingRequest, console: Console) -> None:
     """Print which worker would have which layers (``--dry-run``).
 
     Raises:
-        PipeEdgeError: as ``train`` would, as far as one process can see it.
+        PipeEdgeError: As ``train`` would, as far as one process can see it.
     """
     network = find_network(request.model, seed=request.seed, pretrained=request.pretrained)
     order = order_of(request)

@@ -68,7 +68,7 @@ class Membership:
         """Read a membership file; ``-`` is the standard input.
 
         Raises:
-            RequestError: the file cannot be used, or others can read it.
+            RequestError: The file cannot be used, or others can read it.
         """
         text = _read(path, option, private=True)
         return cls.from_text(text, f"{option} {path}")
@@ -78,11 +78,11 @@ class Membership:
         """Return the membership that the text of a file gives.
 
         Args:
-            text: contents of a membership file.
-            source: name of the file for messages.
+            text: Contents of a membership file.
+            source: Name of the file for messages.
 
         Raises:
-            RequestError: it is not a membership file.
+            RequestError: It is not a membership file.
         """
         blocks = _blocks(text, source)
         key, certificates = _private_key(blocks, source), _certificates(blocks, source)
@@ -98,7 +98,7 @@ class Membership:
         """Read the certificate and the key of this rank, and the CA that issues those of all ranks.
 
         Raises:
-            RequestError: a file cannot be used, or others can read the key.
+            RequestError: A file cannot be used, or others can read the key.
         """
         option = f"--tls-cert {certificate}"
         chain = _certificates(_blocks(_read(certificate, "--tls-cert"), option), option)
@@ -162,7 +162,7 @@ def load_membership(keys: KeyRequest) -> Membership | None:
         What makes this process a member, or None without a key.
 
     Raises:
-        RequestError: a file cannot be used, or others can read the key.
+        RequestError: A file cannot be used, or others can read the key.
     """
     if keys.key is not None:
         return Membership.from_file(keys.key)
@@ -183,8 +183,8 @@ def describe_handshake_failure(error: ssl.SSLError, end: ssl.SSLObject | ssl.SSL
     """Return why the other end of a failed handshake is no member, to follow its name in a sentence.
 
     Args:
-        error: error of the handshake.
-        end: this end of the connection.
+        error: Error of the handshake.
+        end: This end of the connection.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         if end.selected_alpn_protocol() != _PROTOCOL:
@@ -214,12 +214,12 @@ def _read(path: Path, option: str, *, private: bool = False) -> str:
     """Return the text of a PEM file.
 
     Args:
-        path: the file; ``-`` is the standard input.
-        option: option that names it, for messages.
-        private: whether to refuse a file that others can read.
+        path: The file; ``-`` is the standard input.
+        option: Option that names it, for messages.
+        private: Whether to refuse a file that others can read.
 
     Raises:
-        RequestError: the file cannot be used.
+        RequestError: The file cannot be used.
     """
     try:
         if path == STANDARD_INPUT:
@@ -255,7 +255,7 @@ def _blocks(text: str, source: str) -> list[tuple[str, str]]:
     """Return the label and the text of each PEM block.
 
     Raises:
-        RequestError: a block is cut off.
+        RequestError: A block is cut off.
     """
     blocks = [(found[1], found[0]) for found in _BLOCK.finditer(text)]
     if text.count("-----BEGIN ") != len(blocks):

@@ -29,7 +29,7 @@ def make_key() -> str:
     """Return the text of a new membership file.
 
     Raises:
-        RequestError: the library is not installed.
+        RequestError: The library is not installed.
     """
     try:
         from cryptography import x509

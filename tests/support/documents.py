@@ -181,9 +181,9 @@ def fits(shown: str, printed: str, *, varying: bool = False) -> bool:
     """Return whether a page shows what was printed; ``...`` matches anything, and spaces any spaces.
 
     Args:
-        shown: output on the page.
-        printed: output of the program.
-        varying: whether any figure matches any other: with another sign, with or without separators
+        shown: Output on the page.
+        printed: Output of the program.
+        varying: Whether any figure matches any other: with another sign, with or without separators
             between thousands, with another unit of time or size. A number with an exponent is not a figure,
             because no program prints one.
     """

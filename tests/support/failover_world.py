@@ -122,8 +122,8 @@ class World:
     """One simulated run.
 
     Args:
-        seed: decides everything that happens.
-        rules: the rules to drive.
+        seed: Decides everything that happens.
+        rules: The rules to drive.
     """
 
     def __init__(self, seed: int, rules: Rules = Rules()) -> None:  # noqa: B008 - it is frozen
@@ -196,7 +196,7 @@ class World:
         """Let everything happen until the run has ended everywhere.
 
         Raises:
-            ViolationError: an invariant does not hold.
+            ViolationError: An invariant does not hold.
         """
         try:
             self._run()

@@ -54,9 +54,9 @@ class LiveCluster:
     """A run over a cluster, one window after the other.
 
     Args:
-        problem: the profiles.
-        slowness: how slow each host is at a time.
-        noise: draws the factor by which a measurement is off.
+        problem: The profiles.
+        slowness: How slow each host is at a time.
+        noise: Draws the factor by which a measurement is off.
     """
 
     problem: Problem

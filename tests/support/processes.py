@@ -217,9 +217,9 @@ class Programs:
     """Programs that run beside each other.
 
     Args:
-        directory: where they run.
-        env: further environment variables.
-        logs: where their output goes; by default to ``directory`` too.
+        directory: Where they run.
+        env: Further environment variables.
+        logs: Where their output goes; by default to ``directory`` too.
     """
 
     def __init__(
@@ -258,13 +258,13 @@ class Programs:
         """Start a script of the checkout as number ``rank``.
 
         Args:
-            rank: its number, under which it is waited for.
-            script: its path below the root.
-            arguments: of its command line.
-            env: further environment variables of it alone.
-            fresh: start a new interpreter.
-            space: the network namespace of a program that is forked.
-            group: the process group of a program that is forked, 0 for a new one; by default it also leads a
+            rank: Its number, under which it is waited for.
+            script: Its path below the root.
+            arguments: Of its command line.
+            env: Further environment variables of it alone.
+            fresh: Start a new interpreter.
+            space: The network namespace of a program that is forked.
+            group: The process group of a program that is forked, 0 for a new one; by default it also leads a
                 session.
         """
         words = [str(ROOT / script), *map(str, arguments)]
@@ -322,14 +322,14 @@ class World(Programs):
     """Ranks of ``runtime.py`` that belong together.
 
     Args:
-        directory: where they run, and where their output goes.
+        directory: Where they run, and where their output goes.
         size: WORLD on their command lines.
-        options: for every rank.
-        own: further options of single ranks.
-        env: further environment variables.
-        space: the network namespace of each rank.
-        port: of the hub; by default a free one.
-        fresh: start a new interpreter for each rank.
+        options: For every rank.
+        own: Further options of single ranks.
+        env: Further environment variables.
+        space: The network namespace of each rank.
+        port: Of the hub; by default a free one.
+        fresh: Start a new interpreter for each rank.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ class Proxy:
     """Passes on the bytes of all connections to ``server``. A context manager.
 
     Args:
-        server: address that is dialled for each client.
-        to_client: changes what the server sends.
+        server: Address that is dialled for each client.
+        to_client: Changes what the server sends.
     """
 
     def __init__(self, server: tuple[str, int], to_client: Change = lambda data: data) -> None:

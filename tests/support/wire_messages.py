@@ -22,7 +22,7 @@ def received(messages: object, kind: str, **body: Any) -> Message | Malformed:
     """Return a message as a receiver that accepts ``messages`` reads it.
 
     Raises:
-        PeerFailedError: it is not a message.
+        PeerFailedError: It is not a message.
     """
     (message,) = Decoder(messages).feed(framed(json.dumps({"kind": kind, **body}).encode()))
     return message

@@ -44,12 +44,12 @@ class Run:
     """A hub's state in a run whose first plan is announced. Connection ``10 + n`` belongs to rank n at first.
 
     Args:
-        world: number of ranks.
-        participants: ranks with a part in the first plan; without any, it is still to be made.
-        late: ranks that do not come in time.
-        waits: whether they still may come.
-        data_rank: rank that reads the input.
-        ends_if_refused: whether an absent rank ends the run if a process was refused.
+        world: Number of ranks.
+        participants: Ranks with a part in the first plan; without any, it is still to be made.
+        late: Ranks that do not come in time.
+        waits: Whether they still may come.
+        data_rank: Rank that reads the input.
+        ends_if_refused: Whether an absent rank ends the run if a process was refused.
     """
 
     def __init__(

@@ -22,12 +22,12 @@ def fetch_file(url: str, part: Path, target: Path) -> None:
     """Fetch a file completely into ``part``, of which an earlier attempt may have left the beginning.
 
     Args:
-        url: address of the file.
-        part: file that its bytes are written to.
-        target: place where the user expects the file, for messages.
+        url: Address of the file.
+        part: File that its bytes are written to.
+        target: Place where the user expects the file, for messages.
 
     Raises:
-        WeightsError: the server does not have the file, or several attempts brought nothing.
+        WeightsError: The server does not have the file, or several attempts brought nothing.
     """
     fruitless = 0
     while True:
