@@ -114,7 +114,9 @@ void PriceMemory::remember(const Network& network, const Prices& prices) {
   of_class.assign(at(network.instance().classes()), 0);
   for (int cls = 0; cls < network.instance().classes(); ++cls) {
     const int resource = network.resource_of_class(cls);
-    if (resource >= 0) of_class[at(cls)] = prices.of_resource[at(resource)];
+    // One class of those that stand for each other keeps the price: prices that tell equal classes apart lead to more
+    // different paths than prices that do not.
+    if (resource >= 0 && network.first_class(resource) == cls) of_class[at(cls)] = prices.of_resource[at(resource)];
   }
   of_amount = {};
   for (int k = 0; k < network.active(); ++k) of_amount[network.amount(k)] = prices.of_active[at(k)];
