@@ -5,8 +5,10 @@ Everything else about the package is in pyproject.toml. scikit-build-core's plug
 script, both for a wheel and for an editable install.
 """
 
+import subprocess
 from pathlib import Path
 
+from scikit_build_core.cmake import CMake
 from scikit_build_core.setuptools.build_cmake import BuildCMake
 from setuptools import setup
 
@@ -27,16 +29,18 @@ class BuildNative(BuildCMake):
 
 
 class BuildProgram(build_scripts):
-    """Copies the program from CMake's build tree, because setuptools would expect it in the sources."""
+    """Has CMake install the program, because setuptools would expect it in the sources."""
 
     def run(self) -> None:
-        """Build the program and copy it to the directory from which scripts are installed."""
+        """Build the program and install it to the directory that setuptools takes scripts from."""
         self.run_command("build_cmake")
-        built = Path(self.get_finalized_command("build_cmake").build_temp, "_skbuild", "bin", PROGRAM)
+        built = Path(self.get_finalized_command("build_cmake").build_temp, "_skbuild")
+        prefix = built / "program"
+        cmake = CMake.default_search().cmake_path
+        install = [cmake, "--install", built, "--component", "program", "--prefix", prefix]
+        subprocess.run(install, check=True)
         self.mkpath(self.build_dir)
-        target = Path(self.build_dir, PROGRAM)
-        self.copy_file(str(built), str(target), preserve_mode=False)
-        target.chmod(0o755)
+        self.copy_file(str(prefix / "bin" / PROGRAM), str(Path(self.build_dir, PROGRAM)))
 
     def get_source_files(self) -> list[str]:
         """Return no files, because the program has no source file to distribute."""
