@@ -1,4 +1,4 @@
-"""Answers to many things, in their order: read, prepared and asked in threads, not far ahead.
+"""Answer an iterable in its order: its values are read, prepared and asked in threads, not far ahead.
 
 values ──[read]──> groups ──[ask]──> queue ──> answers
                       └─────[ask]──────┘          each thread takes a group, prepares it, and asks in its turn
@@ -23,7 +23,7 @@ from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.pending import EndedError, PendingAnswers
-from pipeedge.serve.service import Service
+from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.transport.channel import Channel
 
 __all__ = ["Sequences", "answers_in_order"]
@@ -64,7 +64,7 @@ class Sequences:
 
 
 def answers_in_order(
-    service: Service,
+    service: QueuedModel,
     values: Iterable[object],
     *,
     group: int,
@@ -115,7 +115,7 @@ class _Questions:
         ahead: Number of values that may be asked before the first of their answers is taken.
     """
 
-    def __init__(self, service: Service, group: int, ahead: int) -> None:
+    def __init__(self, service: QueuedModel, group: int, ahead: int) -> None:
         self.asked: Channel[PendingAnswers | _Failed] = Channel(max(1, ahead // group))
         """The answers to come to each group, in order."""
         self._service = service
@@ -219,7 +219,7 @@ class _Questions:
             self._turn.notify_all()
 
 
-def _prepared(service: Service, first: int, values: list[object]) -> tuple[list[Item], _Failed | None]:
+def _prepared(service: QueuedModel, first: int, values: list[object]) -> tuple[list[Item], _Failed | None]:
     """Return the items of a group whose first value has number ``first``, up to the one that failed.
 
     Nothing is raised: a failure has to wait for its turn.

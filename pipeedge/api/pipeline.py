@@ -46,8 +46,8 @@ from pipeedge.request.options import RuntimeCommand, options_given, parse_runtim
 from pipeedge.run.pipeline import run
 from pipeedge.serve.answers import ModelAnswer, check_kind
 from pipeedge.serve.pending import AnswerFuture, EndedError
+from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
-from pipeedge.serve.service import Service
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,7 +150,7 @@ class Pipeline:
         self._ended: Future[None] = Future()
         self._error_seen = False
         """Whether the caller knows already why the pipeline has failed."""
-        self._service: Service | None = None
+        self._service: QueuedModel | None = None
         self._process: int | None = None
         """Id of the process that runs it, or None before it starts."""
         self._with_python: Finalize | None = None
@@ -173,7 +173,7 @@ class Pipeline:
             )
         request = self._request
         model = find_model(request.model.name)
-        service = Service.open(
+        service = QueuedModel.open(
             request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
         )
         self._process, self._service = os.getpid(), service
@@ -391,7 +391,7 @@ class Pipeline:
             report=self._notice,
         )
 
-    def _running(self) -> Service:
+    def _running(self) -> QueuedModel:
         if self._service is None:
             raise EndedError("the pipeline is not running: use it in a with statement, or start it")
         if self._is_copy:

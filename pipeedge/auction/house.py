@@ -18,7 +18,7 @@ from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decode, decoding, encode, reader
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.forms import Forms, Joining, Refusal
-from pipeedge.control.member import Callbacks
+from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Session
 from pipeedge.request.config import WorldRequest

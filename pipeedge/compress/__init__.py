@@ -11,7 +11,7 @@ stages call for each microbatch. ``policies`` and ``adaptation`` choose the bits
 
 from typing import TYPE_CHECKING
 
-from pipeedge.base.lazily import lazy_exports
+from pipeedge.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from pipeedge.compress.clamping import Levels, Sample, choose_levels

@@ -2,7 +2,7 @@
 
     rank 0                                          every rank (0 too)
     ┌──────────────────┐      one TCP connection    ┌─────────────────┐
-    │ Hub: HubState,   │<── hello, facts, beat, ───│ Member          │
+    │ Hub: HubState,   │<── hello, facts, beat, ───│ HubClient       │
     │ sans I/O, behind │    ready, passed, done, ...│  beats, waits   │
     │ one selector     │─── plan, prepare, run, ───>│  for the plan,  │
     │ thread           │    verdict, summary, pace  │  gets verdicts  │
@@ -20,16 +20,16 @@ changing      changing the plan of a run while it runs (pure)
 epochs        the hub's rules: which epoch is active, and what a loss changes; has the table (pure)
 epoch_member  the rules of a rank for them, with its table (pure)
 turns         ``epoch_member`` for the threads of a rank that do the work
-attendance    admission of ranks, and the ranks that are missing or left out (pure)
+admission     admission of ranks, and the ranks that are missing or left out (pure)
 telemetry     data that the hub forwards but does not decide by (pure)
-watch         the ages that a diagnosis needs, and its findings in words (pure)
+rank_watch    the ages that a diagnosis needs, and its findings in words (pure)
 rules         the hub's reaction to each message, lost rank, and moment (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
 connection    a socket with such an end; ``callers`` are those that the hub has accepted
 hub           the thread that serves the rules
 hub_address   connecting to the hub
 uplink        exchanging messages with the hub, from any thread
-member        a rank's end of the connection
+hub_client    a rank's end of the connection
 forms         what a program supplies to a session
 session       the protocol for programs: hello, brief, facts, plan, ready, start, done, summary
 

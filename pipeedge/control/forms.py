@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_REQUEST
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
 from pipeedge.request.config import WorldRequest
 
 __all__ = ["Forms", "GoingOn", "Joining", "Refusal", "Remaining"]

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
+from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.callers import RankCaller
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epochs import Wanted

@@ -39,8 +39,8 @@ from typing import Any, ClassVar, TypeAlias
 from msgspec import Raw, Struct
 
 from pipeedge.base.errors import EXIT_FAULT, EXIT_PEER, EXIT_REQUEST, RAISE_FILE_LIMIT
+from pipeedge.control.admission import Attendance, Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Attendance, Newcomer, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epochs import Epochs, Step, Wanted
 from pipeedge.control.failures import Failure, FailureKind
@@ -66,9 +66,7 @@ from pipeedge.control.messages import (
     Stopped,
     Verdict,
 )
-from pipeedge.control.roster import Members, Outgoing, Roster
-from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work, summary
-from pipeedge.control.watch import (
+from pipeedge.control.rank_watch import (
     Isolated,
     RankWatch,
     hears_nobody,
@@ -79,6 +77,8 @@ from pipeedge.control.watch import (
     is_stalled,
     is_stuck,
 )
+from pipeedge.control.roster import Members, Outgoing, Roster
+from pipeedge.control.telemetry import clock_answer, forward_record, pace, stage_work, summary
 
 __all__ = ["HubState"]
 

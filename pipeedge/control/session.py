@@ -31,15 +31,15 @@ from pipeedge.base.errors import (
     one_line,
 )
 from pipeedge.base.fields import decoding, encode
+from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure
 from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
-from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.messages import Brief, Planned, Summary
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
@@ -87,7 +87,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         self._port = world.port if world.size > 1 else 0
         self._agent: Any = None
         self._hub: Hub | None = None
-        self._member: Member | None = None
+        self._member: HubClient | None = None
 
     def __enter__(self) -> Session[_Facts, _Plan, _Stats]:
         return self
@@ -97,7 +97,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def open(self, brief: object = None) -> Member:
+    def open(self, brief: object = None) -> HubClient:
         """Open the hub on rank 0, connect to it on every rank, and introduce this rank.
 
         Args:
@@ -140,7 +140,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         if self._agent is not None:
             self._agent.set("hub", str(self._port))
 
-    def connect(self) -> Member:
+    def connect(self) -> HubClient:
         """Connect to the hub and introduce this rank. From now on, failures are reported to the hub."""
         world = self._world
         if self._agent is not None and world.rank != 0:
@@ -150,7 +150,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
                 raise PeerFailedError(f"rank 0 did not announce itself through torchrun: {error}") from error
         hub_at = HubAddress.of(world.addr, self._port, self._membership)
         member = self._stack.enter_context(
-            Member(
+            HubClient(
                 hub_at.dial(self._joining.appear_s, self._callbacks.show_waiting),
                 rank=world.rank,
                 timeout_s=self._joining.silence_s,
@@ -169,7 +169,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         return self._hub is not None
 
     @property
-    def member(self) -> Member:
+    def member(self) -> HubClient:
         """This rank's connection to the hub."""
         if self._member is None:
             raise PipeEdgeError("the session is not connected")
@@ -334,7 +334,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
 
 
 @contextmanager
-def _report_failures(member: Member) -> Iterator[None]:
+def _report_failures(member: HubClient) -> Iterator[None]:
     """Report failures to the other ranks, and trace the loss of a peer to its cause."""
     try:
         yield

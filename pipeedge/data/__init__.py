@@ -3,7 +3,7 @@
 model_inputs     properties of a model that matter for its inputs
 items            items that are decoded on request
 source           Items -> InputSource -> Microbatch
-reading          reading ahead, in separate threads
+read_ahead       reading ahead, in separate threads
 images           images -> pixel_values; pictures decodes image files
 text             sentences -> token ids; tables reads .csv, .tsv and .jsonl files, labels their true classes
 arrays           .npz files
@@ -20,7 +20,7 @@ from pipeedge.data.ends import DataEnds, DataSetSource, DataSetStream, GroupStre
 from pipeedge.data.items import Reading
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
-from pipeedge.data.reading import ReadAhead, read_threads
+from pipeedge.data.read_ahead import ReadAhead, read_threads
 from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 

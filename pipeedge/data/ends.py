@@ -19,7 +19,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import PixelTable
-from pipeedge.data.reading import ReadAhead, read_threads
+from pipeedge.data.read_ahead import ReadAhead, read_threads
 from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pipeedge.base.deferred_imports import import_postponed
 from pipeedge.base.errors import InputError
 from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
-from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
 from pipeedge.data.items import Item

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from pipeedge.base.deferred_imports import import_postponed
 from pipeedge.base.errors import InputError
-from pipeedge.base.postponing import import_postponed
 from pipeedge.base.wording import count
 from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, wide_encoding, words_for
 from pipeedge.data.companions import companion_file, hub_reachable

@@ -81,7 +81,7 @@ class Found:
     """Position in the input at which a run goes on."""
 
     def close(self) -> None:
-        """Leave the file to others."""
+        """Release the lock, so that another run can take the file."""
         self.stream.close()
 
 

@@ -15,8 +15,8 @@ from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.forms import Forms, Joining
+from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.liveness import RankStatus
-from pipeedge.control.member import Callbacks
 from pipeedge.control.session import Session
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from, warning
 from pipeedge.doctor.link_checks import check_links, check_promises

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from pipeedge.base.errors import one_line
 from pipeedge.base.fields import Count, Line, Port
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.plan.link_speed import Estimate, estimate_link
 from pipeedge.request.config import TransportRequest, WorldRequest
 from pipeedge.transport.interfaces import use_interface
@@ -40,7 +40,7 @@ class MeetingPoint:
     def __init__(
         self, request: TransportRequest, world: WorldRequest, membership: Membership | None = None
     ) -> None:
-        """Serve nothing yet."""
+        """Take the settings; ``serve`` binds a port, on rank 0 alone."""
         self._membership = membership
         self._request = request if request.comm == "tcp" else TransportRequest()
         self._world = world
@@ -87,7 +87,7 @@ class MeasuredLinks(Struct, frozen=True):
 
 
 def measure_links(
-    links: LinkRound, world: WorldRequest, interface: str | None, meeting: MeetingPoint, member: Member
+    links: LinkRound, world: WorldRequest, interface: str | None, meeting: MeetingPoint, member: HubClient
 ) -> MeasuredLinks:
     """Measure the links that begin here, and answer on those that end here.
 

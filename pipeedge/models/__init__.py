@@ -26,7 +26,7 @@ weights       reading, writing, naming and fetching weights files
 
 from typing import TYPE_CHECKING
 
-from pipeedge.base.lazily import lazy_exports
+from pipeedge.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from pipeedge.models.architecture import Architecture

@@ -18,11 +18,11 @@ from pipeedge.models.cuts import payload_shapes, stream_type
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.family import Family, ImageDefaults
 from pipeedge.models.weights.comparing import check_tensors, end_tensors
+from pipeedge.models.weights.file_kinds import identity_digest, open_weights
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.hub import fetch_weights, missing_weights
 from pipeedge.models.weights.joined import JoinedWeights
 from pipeedge.models.weights.locating import find_pooler
-from pipeedge.models.weights.reading import identity_digest, open_weights
 from pipeedge.models.weights.safetensors_files import SINGLE_FILE
 
 if TYPE_CHECKING:

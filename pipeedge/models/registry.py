@@ -16,13 +16,13 @@ from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
 from pipeedge.models.outline import Outline
 from pipeedge.models.pooling_files import with_pooling
+from pipeedge.models.weights.file_kinds import find_in_directory, open_weights
 from pipeedge.models.weights.hub import (
     UnknownRepositoryError,
     fetch_weights,
     find_snapshot,
     is_repository_name,
 )
-from pipeedge.models.weights.reading import find_in_directory, open_weights
 from pipeedge.models.weights.safetensors_files import SINGLE_FILE
 
 __all__ = ["DIGITS", "MODEL_NAMES", "find_outline"]

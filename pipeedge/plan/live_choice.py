@@ -1,6 +1,6 @@
 """Decide whether a running pipeline should have another plan. Pure: the search is passed in.
 
-    WorkWindow ──measured──> Conditions ──Drift──> nothing has moved: nothing to do
+    WorkWindow ──measured──> Conditions ──ChangeDetector──> nothing has moved: nothing to do
                               │                something has, or hosts have come ──search──> candidates
                               └──history──> throughput of each candidate and of the present plan, under the
                                             conditions of the latest windows ──worth it?──> Proposal
@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeedge.base.wording import figure
-from pipeedge.plan.beside import fits_beside, to_load_bytes
+from pipeedge.plan.change_detection import MANY_WINDOWS, WINDOWS, ChangeDetector, WorkWindow, items_per_s
 from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured, period_s
-from pipeedge.plan.drift import MANY_WINDOWS, WINDOWS, Drift, WorkWindow, items_per_s
 from pipeedge.plan.problem import Problem
+from pipeedge.plan.switch_memory import fits_beside, to_load_bytes
 
 __all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search", "moved_words"]
 
@@ -101,7 +101,7 @@ class LivePlanning:
         self._problem = problem
         self._search = search
         self._varying = varying
-        self._drift: Drift[_Key] = Drift()
+        self._moved_figures: ChangeDetector[_Key] = ChangeDetector()
         self._present: Placing = ()
         self._hosts: frozenset[str] = frozenset()
         self._since_hosts: int | None = None  # windows since the hosts have changed
@@ -181,12 +181,12 @@ class LivePlanning:
     @property
     def expected(self) -> Conditions:
         """Conditions to plan for. They are known after the first window."""
-        return self._absolute(self._known(self._drift.settled()))
+        return self._absolute(self._known(self._moved_figures.settled()))
 
     # -- details ----------------------------------------------------------------------------------
 
     def _restart(self, present: Placing) -> None:
-        self._drift.expect(self._known(self._drift.settled()))
+        self._moved_figures.expect(self._known(self._moved_figures.settled()))
         self._present = present
         self._back = None
         self._of_present.clear()
@@ -198,11 +198,11 @@ class LivePlanning:
         seen = measured(self._problem, self._present, window.stages, varying=self._varying)
         values: dict[_Key, float] = {(host,): slow / seen.common for host, slow in seen.hosts.items()}
         values |= {pair: slow / seen.common for pair, slow in seen.links.items()}
-        self._drift.add(values)
+        self._moved_figures.add(values)
         self._seen_at |= dict.fromkeys(values, self._windows)
         self._history.append((seen, items_per_s([window])))
         self._of_present.append(window)
-        if self.is_settled and not self._drift.duration:
+        if self.is_settled and not self._moved_figures.duration:
             self._calm.append(self._reached())
         if self._since_hosts is not None:
             self._since_hosts = self._since_hosts + 1 if self._since_hosts < _LOOKED else None
@@ -212,7 +212,7 @@ class LivePlanning:
 
     def _due(self) -> int | None:
         """Return for how many windows something has been other than planned, when it is time to look."""
-        for since in (self._drift.duration, self._since_hosts or 0):
+        for since in (self._moved_figures.duration, self._since_hosts or 0):
             times, rest = divmod(since, WINDOWS)
             if times and not rest and not times & (times - 1):
                 return since
@@ -241,7 +241,7 @@ class LivePlanning:
         What was seen last of a host whose load comes and goes would make it look slow, or quick, throughout.
         """
         latest = list(self._history)[-windows:]
-        known = {**self._known(self._drift.settled()), **_mean_slowness([seen for seen, _ in latest])}
+        known = {**self._known(self._moved_figures.settled()), **_mean_slowness([seen for seen, _ in latest])}
         for seen, _ in latest:
             rest = _conditions({key: value * seen.common for key, value in known.items()}, seen.common)
             yield dataclasses.replace(
@@ -262,7 +262,7 @@ class LivePlanning:
     @property
     def _measured(self) -> Conditions:
         """Conditions of the latest windows."""
-        return self._absolute(self._known(self._drift.measured()))
+        return self._absolute(self._known(self._moved_figures.measured()))
 
     def _throughput(self, stages: Placing, windows: int) -> float:
         """Return the microbatches per second that stages allow under the latest conditions.
@@ -297,11 +297,11 @@ class LivePlanning:
 
     def _best(self, waited: int, left_items: float | None) -> Proposal | None:
         # Where no number has moved, only many windows tell a gain from noise.
-        windows = max(waited if self._drift.duration else MANY_WINDOWS, self._patience())
+        windows = max(waited if self._moved_figures.duration else MANY_WINDOWS, self._patience())
         now, reach = self._throughput(self._present, windows), self._reach()
         least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
         best: Proposal | None = None
-        why = moved_words(self._drift.moved()) or "other hosts are there"
+        why = moved_words(self._moved_figures.moved()) or "other hosts are there"
         for stages in self._possible():
             gain = reach * self._throughput(stages, windows) / now - 1
             if gain >= least and (best is None or gain > best.gain):
@@ -344,7 +344,7 @@ class LivePlanning:
 
         The first window in which a number has moved may have the new conditions only in part.
         """
-        moved = max(WINDOWS, self._drift.duration) - 1
+        moved = max(WINDOWS, self._moved_figures.duration) - 1
         return items_per_s(list(self._of_present)[-moved:])
 
     def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:

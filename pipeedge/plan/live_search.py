@@ -10,7 +10,6 @@ from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.models.outline import Outline
 from pipeedge.plan import scheduler
 from pipeedge.plan.after_loss import Survivor, keep_layers
-from pipeedge.plan.beside import best_beside, fits_beside, placed
 from pipeedge.plan.conditions import (
     Conditions,
     collecting_seconds,
@@ -21,12 +20,13 @@ from pipeedge.plan.conditions import (
     stage_seconds,
     with_conditions,
 )
+from pipeedge.plan.host_order import in_present_order
 from pipeedge.plan.live_choice import Placing
-from pipeedge.plan.order import in_present_order
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.problem import ELEMENT_BYTES, Problem
 from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
+from pipeedge.plan.switch_memory import best_beside, fits_beside, placed
 from pipeedge.request.config import RunRequest
 
 __all__ = ["LiveSearch", "host_names", "profiled_problem"]

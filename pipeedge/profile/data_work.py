@@ -32,7 +32,7 @@ from pipeedge.models import Model
 from pipeedge.models.dtypes import stream_dtype
 from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
-from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet, Receipt, Reserved
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity

@@ -19,7 +19,7 @@ from pipeedge.observe.records import EpochRecord, ReplanRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
-from pipeedge.report.epochs import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
+from pipeedge.report.plan_changes import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
 
 if TYPE_CHECKING:  # a simulation needs neither, nor torch
     from pipeedge.data.results import Accuracy

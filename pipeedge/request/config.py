@@ -30,10 +30,10 @@ from pipeedge.request.files import (
     MetricsRequest,
     OutputRequest,
 )
+from pipeedge.request.http_options import ServeRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
 from pipeedge.request.scheduling import AUTO, LinkRequest, ScheduleRequest
-from pipeedge.request.serving import ServeRequest
 
 __all__ = [
     "COMMS",

@@ -32,10 +32,10 @@ from pipeedge.request.declared import (
 )
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
+from pipeedge.request.http_options import ServeRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, path
 from pipeedge.request.scheduling import CompressionRequest, LinkRequest, ScheduleRequest
-from pipeedge.request.serving import ServeRequest
 
 __all__ = [
     "SECTIONS",

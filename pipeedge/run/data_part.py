@@ -30,12 +30,12 @@ from pipeedge.plan.planning import Plan
 from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import RankContext
-from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.held_out import open_held_out
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
-from pipeedge.run.reading import RunInput
 from pipeedge.run.resuming import find_rows, request_dependencies
+from pipeedge.run.run_input import RunInput
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Outgoing
 

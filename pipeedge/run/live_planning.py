@@ -18,12 +18,12 @@ from pipeedge.base.fields import Options
 from pipeedge.base.wording import figure
 from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.observe.records import ReplanRecord
-from pipeedge.plan.beside import placed
-from pipeedge.plan.drift import WindowMaker, WorkWindow
+from pipeedge.plan.change_detection import WindowMaker, WorkWindow
 from pipeedge.plan.live_choice import LivePlanning, Placing, Proposal
 from pipeedge.plan.live_search import LiveSearch, host_names, profiled_problem
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
+from pipeedge.plan.switch_memory import placed
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
 from pipeedge.run.replanning import PlanAsMeasured

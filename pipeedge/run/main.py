@@ -15,10 +15,10 @@ from functools import cache, partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from pipeedge.base.deferred_imports import META_KERNELS, postponed
 from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import lasting_imports, share_one_heap
 from pipeedge.base.machine import quota_threads
-from pipeedge.base.postponing import META_KERNELS, postponed
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, log_warnings, print_result, say
 from pipeedge.base.wording import printable
@@ -85,9 +85,9 @@ def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEn
     if request.serve.listen is None:
         yield None
         return
-    from pipeedge.serve.serving import Serving
+    from pipeedge.serve.http_ends import HttpEnds
 
-    serving = Serving(warn)
+    serving = HttpEnds(warn)
     is_data_rank = request.world.rank == request.schedule.data_rank
 
     def leave_later() -> None:

@@ -15,14 +15,14 @@ import torch
 
 from pipeedge.base.errors import PeerError, one_line
 from pipeedge.base.wording import count, plural
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.records import Recording
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
-from pipeedge.run.parts import Parts
 from pipeedge.run.phases import close_links
+from pipeedge.run.rank_parts import Parts
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
@@ -86,7 +86,7 @@ def _explain_not_finite(items: int) -> str:
     return f"{count(items, 'item')} produced NaN or infinity: check that the weights are complete"
 
 
-def make_recording(context: RankContext, member: Member, parts: Parts, epoch: int) -> Recording:
+def make_recording(context: RankContext, member: HubClient, parts: Parts, epoch: int) -> Recording:
     """Collect the activities of this rank's threads in an epoch."""
     hub_clock, stage = member.hub_clock, parts.stage
     return Recording(

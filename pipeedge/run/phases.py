@@ -3,7 +3,7 @@
     prepare ──> agree ──> connect ──> load_stage ──> open_parts ──> stream ──> close_links
      Prepared    Plan      the group   LoadedStage    Parts, links   results
 
-``run.pipeline`` joins the first two, ``run.epochs`` the others, once for each epoch. ``run.loading`` has
+``run.pipeline`` joins the first two, ``run.rank_epochs`` the others, once for each epoch. ``run.loading`` has
 ``load_stage``, and ``run.outcome`` what follows.
 """
 
@@ -22,12 +22,12 @@ import torch
 from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import Decider, RunSession, find_facts, find_weights
-from pipeedge.run.parts import Attempt, Parts, make_parts
+from pipeedge.run.rank_parts import Attempt, Parts, make_parts
 from pipeedge.run.stage import resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
@@ -204,7 +204,7 @@ def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: C
 
 def open_parts(
     context: RankContext,
-    member: Member,
+    member: HubClient,
     attempt: Attempt,
     prepared: Prepared,
     stage: LoadedStage | None,

@@ -6,7 +6,7 @@
 
 Rank 0 decides the schedule and announces it; nobody else needs its files. A rank without a stage leaves as
 soon as it knows that, unless the run goes on after a loss: then it waits for another plan. From the plan on,
-a run is a sequence of epochs (``run.epochs``); one that does not go on has one. Between ``ready`` and
+a run is a sequence of epochs (``run.rank_epochs``); one that does not go on has one. Between ``ready`` and
 ``done``, a rank consists of these threads, each a [ ], and of what they wait for:
 
     data rank   pictures ──> [read] ──> [feed] ──> link 0 ──> stage 0            [display]
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING
 
 from pipeedge.base.crew import Crew, Threads
 from pipeedge.control.forms import Joining
-from pipeedge.control.member import Callbacks
+from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import check_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown, aborted_on_failure
 from pipeedge.run.decision import FORMS, RunSession
-from pipeedge.run.epochs import take_turns
 from pipeedge.run.phases import agree, prepare
+from pipeedge.run.rank_epochs import take_turns
 from pipeedge.transport.base import RendezvousService
 from pipeedge.transport.choice import make_rendezvous, make_transport
 from pipeedge.transport.interfaces import is_loopback

@@ -15,7 +15,7 @@ import pipeedge
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.observe.assembly import assemble as assemble_timeline
 from pipeedge.observe.assembly import series
 from pipeedge.observe.metrics import Latency, StageStats, energy_body
@@ -37,7 +37,7 @@ def make_report(
     plan: Plan,
     data: DataPart,
     stages: Sequence[StageStats],
-    member: Member,
+    member: HubClient,
     startup_s: float,
 ) -> RunReport:
     """Build the report from what the data rank collected and the figures of the stages, as far as known."""
@@ -83,7 +83,7 @@ class _Recordings:
     """Recordings of some epochs before the last."""
 
 
-def _recordings(member: Member, whole: Collection[int], last_epoch: int) -> _Recordings:
+def _recordings(member: HubClient, whole: Collection[int], last_epoch: int) -> _Recordings:
     """Return the recordings of the ranks, on the data rank.
 
     Args:

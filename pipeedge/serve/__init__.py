@@ -4,10 +4,10 @@ batching     items that wait -> microbatches
 preparing    sentences, images and arrays -> items
 answers      outputs of the model -> classes with names and scores, vectors
 pending      answers that are awaited
-flights      items on their way to an answer, and microbatches of them
+in_flight    items on their way to an answer, and microbatches of them
 backlog      all items without an answer: those that wait, and microbatches under way
 requests     the queue of requests, which is both source and sink, and its threads
-service      a model with all of these, for Python and for HTTP
+queued_model a model with all of these, for Python and for HTTP
 
 Over HTTP, each module only uses those above it:
 
@@ -17,7 +17,7 @@ uploads              files in requests
 gate                 hosts and keys, limits of bodies, slow clients
 asking               items in, answers out, on the event loop
 routes, inference    handlers: what clients of other servers know; the Open Inference Protocol
-pages                the pages, and what figures and watching tell; description and reference: all routes
+pages                the pages; figures and pipeline_state: what they tell; description, reference: all routes
 application          all routes
-server, serving      connections, their limits and their end; from the first rank to the last reply
+http_server, http_ends  connections, their limits and their end; from the first rank to the last reply
 """

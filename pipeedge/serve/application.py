@@ -19,14 +19,14 @@ from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.gate import Gate, GateLimits
 from pipeedge.serve.inference import InferenceRoutes
 from pipeedge.serve.pages import Pages
+from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.replies import HttpError, error_reply, status_of_error
 from pipeedge.serve.routes import Handler, Routes
-from pipeedge.serve.watching import PipelineWatch
 
 __all__ = ["all_routes", "make_application"]
 
 
-def make_application(asker: Asker, watch: PipelineWatch, limits: GateLimits) -> ASGIApp:
+def make_application(asker: Asker, watch: PipelineState, limits: GateLimits) -> ASGIApp:
     """Return the application for one model.
 
     Args:

@@ -19,9 +19,9 @@ from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.data import read_threads
 from pipeedge.data.items import Item
 from pipeedge.serve.pending import PendingAnswers
+from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError, RequestQueue
-from pipeedge.serve.service import Service
 
 __all__ = ["AskedCounts", "Asker", "Prepare"]
 
@@ -68,7 +68,7 @@ class Asker:
     """
 
     def __init__(
-        self, service: Service, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self, service: QueuedModel, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.service = service
         self._timeout_s = timeout_s

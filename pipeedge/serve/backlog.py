@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.serve.batching import Batcher, BatchLimits
-from pipeedge.serve.flights import Claimed, Counts, Entry, Flight, QueueState, claim
+from pipeedge.serve.in_flight import Claimed, Counts, Entry, Flight, QueueState, claim
 from pipeedge.serve.pending import Found, PendingAnswers
 
 __all__ = ["Backlog"]

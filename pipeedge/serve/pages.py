@@ -19,9 +19,9 @@ from pipeedge.models import Model
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.description import openapi_document
 from pipeedge.serve.figures import ServiceFigures
+from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.reference import chapters
 from pipeedge.serve.replies import HttpError, json_reply
-from pipeedge.serve.watching import PipelineWatch
 
 __all__ = ["Pages"]
 
@@ -47,7 +47,7 @@ class Pages:
     """
 
     def __init__(
-        self, asker: Asker, watch: PipelineWatch, figures: ServiceFigures, *, needs_key: bool
+        self, asker: Asker, watch: PipelineState, figures: ServiceFigures, *, needs_key: bool
     ) -> None:
         self._asker = asker
         self._model = asker.service.model

@@ -33,7 +33,7 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.serve.backlog import Backlog
 from pipeedge.serve.batching import BatchLimits
-from pipeedge.serve.flights import Entry, QueueState, deliver, found_of_items
+from pipeedge.serve.in_flight import Entry, QueueState, deliver, found_of_items
 from pipeedge.serve.pending import EndedError, Found, PendingAnswers
 
 __all__ = [

@@ -30,7 +30,7 @@ from pipeedge.base.files import write_whole
 from pipeedge.base.machine import peak_rss_mb
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.forms import Forms, Refusal
-from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.observe.records import Recording
 from pipeedge.observe.timeline import LaneId
@@ -171,7 +171,7 @@ def _connect(world: WorldRequest, store_port: int) -> None:
         ) from error
 
 
-def _record(setup: TrainingSetup, log: WorkerLog, member: Member) -> WorkerRecord:
+def _record(setup: TrainingSetup, log: WorkerLog, member: HubClient) -> WorkerRecord:
     """Return the record of this worker."""
     works = (log.lane.record(LaneId.stage(*setup.order.stages_of(setup.rank)), member.hub_clock),)
     recording = Recording(setup.rank, socket.gethostname(), works=works)
@@ -179,7 +179,7 @@ def _record(setup: TrainingSetup, log: WorkerLog, member: Member) -> WorkerRecor
     return WorkerRecord(recording, log.results_at(member.hub_clock), log.figures)
 
 
-def _records(member: Member) -> dict[int, WorkerRecord]:
+def _records(member: HubClient) -> dict[int, WorkerRecord]:
     """Return the records of all workers, on worker 0."""
     found = {}
     for rank, text in member.records().items():

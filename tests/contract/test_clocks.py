@@ -14,7 +14,7 @@ from pipeedge.control.announcement import Announcement
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.control.messages import Planned, Summary
 
 ways = st.tuples(st.floats(1e-5, 0.05), st.floats(1e-5, 0.05))
@@ -63,7 +63,7 @@ def test_members_know_the_hubs_clock() -> None:
     with Hub(listener, world_size=1, timeout_s=60) as hub:
         after = clock()
         connection = HubAddress(address, port).dial(60)
-        with Member(connection, rank=0, timeout_s=60, run_clock=clock) as member:
+        with HubClient(connection, rank=0, timeout_s=60, run_clock=clock) as member:
             member.hello(world_size=1, host="here")
             member.facts({})
             hub.gather()

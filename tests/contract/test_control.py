@@ -34,10 +34,10 @@ from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
+from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.liveness import (
     StageWork,
 )
-from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import (
     FROM_HUB,
     TO_HUB,
@@ -93,7 +93,7 @@ def test_a_member_survives_any_mutation_of_any_message() -> None:
         "summary": {"stats": {"0": {}}},
     }
     ours, theirs = socket.socketpair()
-    with theirs, Member(connected(ours), rank=1, timeout_s=5.0) as self:
+    with theirs, HubClient(connected(ours), rank=1, timeout_s=5.0) as self:
         for _ in range(rounds(400)):
             kind = chance.choice(list(said))
             self._error = None
@@ -148,7 +148,7 @@ def test_a_notice_that_cannot_be_shown_ends_nothing() -> None:
         ours, theirs = socket.socketpair()
         with (
             theirs,
-            Member(connected(ours), rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self,
+            HubClient(connected(ours), rank=1, timeout_s=5.0, callbacks=Callbacks(notify=notify)) as self,
         ):
             theirs.sendall(frame(Notice("still alive")) + frame(Planned(Raw(b"1"))))
             assert self.wait(Planned) == Planned(Raw(b"1"))
@@ -180,7 +180,7 @@ def test_a_failing_display_does_not_end_the_run() -> None:
     notices: list[str] = []
     ours, theirs = socket.socketpair()
     callbacks = Callbacks(notify=notices.append, record_stage_work=breaks)
-    with theirs, Member(connected(ours), rank=0, timeout_s=5.0, callbacks=callbacks) as self:
+    with theirs, HubClient(connected(ours), rank=0, timeout_s=5.0, callbacks=callbacks) as self:
         for _ in range(2):
             self._handle(WorkByRank({1: StageWork(1.0, 2.0, 3.0, 8)}))
         assert self.error is None
@@ -220,9 +220,9 @@ def hub(world: int, timeout: float = 10.0) -> Iterator[tuple[Hub, tuple[str, int
         yield served, address
 
 
-def member(address: tuple[str, int], rank: int, timeout: float = 10.0, **options: Any) -> Member:
+def member(address: tuple[str, int], rank: int, timeout: float = 10.0, **options: Any) -> HubClient:
     hub_at = HubAddress(*address)
-    return Member(hub_at.dial(timeout), rank=rank, timeout_s=timeout, hub_at=hub_at, **options)
+    return HubClient(hub_at.dial(timeout), rank=rank, timeout_s=timeout, hub_at=hub_at, **options)
 
 
 def test_a_run_over_sockets() -> None:

@@ -21,7 +21,7 @@ from pipeedge.base.errors import DeadlineError, PeerFailedError, PipeEdgeError, 
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
-from pipeedge.control.member import Callbacks, Member
+from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.messages import Planned, Summary
 from pipeedge.transport import door
 from pipeedge.transport.door import in_turn
@@ -41,9 +41,9 @@ def hub(world: int, key: Membership | None, timeout: float = 10.0) -> Iterator[t
         yield served, address
 
 
-def member(address: tuple[str, int], rank: int, key: Membership | None, **options: Any) -> Member:
+def member(address: tuple[str, int], rank: int, key: Membership | None, **options: Any) -> HubClient:
     hub_at = HubAddress.of(*address, key)
-    return Member(hub_at.dial(10.0), rank=rank, timeout_s=10.0, hub_at=hub_at, **options)
+    return HubClient(hub_at.dial(10.0), rank=rank, timeout_s=10.0, hub_at=hub_at, **options)
 
 
 def hold_session(key: Membership | None, *, change: Change = lambda data: data) -> tuple[bytes, list[Any]]:
@@ -130,7 +130,7 @@ def test_unlike_keys_are_named_at_both_ends_and_end_no_run(
         assert served.gather() is not None
 
 
-def join(self: Member) -> None:
+def join(self: HubClient) -> None:
     with self:
         self.hello(world_size=2, host="pi")
         self.wait(Planned)

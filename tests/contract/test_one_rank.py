@@ -28,7 +28,7 @@ from waiting import until
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
 from pipeedge.control.forms import Forms
-from pipeedge.control.member import Callbacks
+from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.session import Session
 from pipeedge.models import find_model
 from pipeedge.request.config import WorldRequest

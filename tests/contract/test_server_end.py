@@ -17,7 +17,7 @@ from ports import free_port
 from test_serving import going, picture
 from waiting import LIMIT_S, until
 
-from pipeedge.serve import server
+from pipeedge.serve import http_server
 
 __all__ = ["going"]
 
@@ -53,16 +53,16 @@ def all_of(client: socket.socket) -> bytes:
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Return two events: the server begins to end, and holds still until the other one is set."""
     begun, knocked = threading.Event(), threading.Event()
-    keep_out = server._keep_out
+    keep_out = http_server._keep_out
 
     def wait(listener: socket.socket) -> None:
         begun.set()
         assert knocked.wait(LIMIT_S)
         keep_out(listener)
 
-    monkeypatch.setattr(server, "_keep_out", wait)
-    monkeypatch.setattr(server, "_LAST_REPLIES_S", LIMIT_S)
-    monkeypatch.setattr(server, "_LAST_WORDS_S", LIMIT_S)
+    monkeypatch.setattr(http_server, "_keep_out", wait)
+    monkeypatch.setattr(http_server, "_LAST_REPLIES_S", LIMIT_S)
+    monkeypatch.setattr(http_server, "_LAST_WORDS_S", LIMIT_S)
     yield begun, knocked
     knocked.set()
 
@@ -94,8 +94,8 @@ def test_everybody_who_has_connected_gets_a_reply(ended: tuple[threading.Event, 
 
 
 def test_a_connection_that_asks_nothing_does_not_keep_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LAST_WORDS_S", 0.05)
-    monkeypatch.setattr(server, "_LAST_REPLIES_S", LIMIT_S)
+    monkeypatch.setattr(http_server, "_LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(http_server, "_LAST_REPLIES_S", LIMIT_S)
     with ServedModel("-m", "vit-digits") as served, connected(served) as new, connected(served) as idle:
         ask_and_stay(idle)
         served.drain()
@@ -103,7 +103,7 @@ def test_a_connection_that_asks_nothing_does_not_keep_the_server(monkeypatch: py
 
 
 def test_a_request_that_does_not_end_is_answered_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LAST_REPLIES_S", 0.2)
+    monkeypatch.setattr(http_server, "_LAST_REPLIES_S", 0.2)
     with ServedModel("-m", "vit-digits") as served, connected(served) as slow:
         slow.sendall(request()[:-1])
         until(lambda: served.get("/metrics").status == 200, "the server")
@@ -129,20 +129,20 @@ def test_a_request_that_was_accepted_is_answered_on_a_connection_that_then_close
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such filter")
 def test_nobody_can_knock_between_the_last_look_and_the_end() -> None:
-    with server.open_listener("127.0.0.1", free_port()) as listener:
+    with http_server.open_listener("127.0.0.1", free_port()) as listener:
         address = listener.getsockname()
         with socket.create_connection(address) as before, socket.socket() as after:
-            server._keep_out(listener)
+            http_server._keep_out(listener)
             after.setblocking(False)
             after.connect_ex(address)
             with pytest.raises(BlockingIOError):
                 after.send(b"hello")
-            assert server._has_knocked(listener)
+            assert http_server._has_knocked(listener)
             accepted, _ = listener.accept()
             with accepted:
                 before.sendall(b"hello")
                 assert accepted.recv(9) == b"hello"
-            assert not server._has_knocked(listener)
+            assert not http_server._has_knocked(listener)
             poll = select.poll()
             poll.register(after, select.POLLOUT)
             assert poll.poll(0) == []

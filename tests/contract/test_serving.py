@@ -30,10 +30,10 @@ from waiting import LIMIT_S, until
 from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
 from pipeedge.run.stage import Stage
-from pipeedge.serve import gate, preparing, server
+from pipeedge.serve import gate, http_server, preparing
 from pipeedge.serve.description import openapi_document
-from pipeedge.serve.serving import Serving
-from pipeedge.serve.watching import PipelineWatch
+from pipeedge.serve.http_ends import HttpEnds
+from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.transport.base import Packet
 
 DIGITS = default_digits()
@@ -615,9 +615,9 @@ def test_a_deadline_and_a_client_that_leaves(going: threading.Event) -> None:
 def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch, parser: str) -> None:
     if parser == "httptools":
         pytest.importorskip("httptools")
-    connection = server.connection_class(parser)
-    monkeypatch.setattr(server, "connection_class", lambda: connection)
-    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 20)
+    connection = http_server.connection_class(parser)
+    monkeypatch.setattr(http_server, "connection_class", lambda: connection)
+    monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", 20)
     with ServedModel("-m", "vit-digits", "--request-timeout", "1") as served:
 
         def answer(sent: bytes) -> bytes:
@@ -630,7 +630,7 @@ def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch, pa
                 return received
 
         with monkeypatch.context() as patch:
-            patch.setattr(server, "_HEADERS_S", 0.1)
+            patch.setattr(http_server, "_HEADERS_S", 0.1)
             assert answer(b"") == b""  # says nothing
             assert answer(b"POST /classify HT") == b""
         slow = answer(b"POST /classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nabc")
@@ -661,7 +661,7 @@ def test_slow_clients_and_floods_are_cut_off(monkeypatch: pytest.MonkeyPatch, pa
 def test_a_client_that_reads_no_replies_is_dropped(
     digits: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(http_server, "_UNREAD_S", 0.1)
     request = b"GET /docs HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -685,7 +685,7 @@ def test_a_client_that_reads_no_replies_is_dropped(
 def test_connections_without_a_request_keep_nobody_out(
     digits: ServedModel, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(http_server, "_MAX_CONNECTIONS", 20)
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", digits.port), LIMIT_S))
@@ -719,8 +719,8 @@ def test_the_stages_are_known_before_anybody_can_ask(monkeypatch: pytest.MonkeyP
         method = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given: (heard.append(name), method(*given)))
 
-    note(PipelineWatch, "planned")
-    note(server.HttpServer, "start")
+    note(PipelineState, "planned")
+    note(http_server.HttpServer, "start")
     with ServedModel("-m", "vit-digits") as served:
         assert [stage["rank"] for stage in served.get("/status").json["stages"]] == [0]
     assert heard == ["planned", "start"]
@@ -728,7 +728,7 @@ def test_the_stages_are_known_before_anybody_can_ask(monkeypatch: pytest.MonkeyP
 
 def test_connections_are_known_to_be_tcp() -> None:
     """Or asyncio leaves them with Nagle's algorithm, which holds back the end of a reply for 40 ms."""
-    with server.open_listener("127.0.0.1", free_port()) as listener:
+    with http_server.open_listener("127.0.0.1", free_port()) as listener:
         client = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
         with client, accepted:
@@ -742,11 +742,11 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts() -> None:
         served = ServedModel("-m", "vit-digits")
         served.port = other.getsockname()[1]
         with pytest.raises(RequestError, match=r"--serve 127.0.0.1:\d+: cannot listen there"):
-            server.open_listener("127.0.0.1", served.port)
+            http_server.open_listener("127.0.0.1", served.port)
 
 
 def test_a_service_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     served = ServedModel("-m", "vit-digits")
     with pytest.raises(RequestError, match=r"needs the package starlette: pip install 'pipeedge\[serve\]'"):
-        Serving(print).open(served._request, None)  # type: ignore[arg-type]
+        HttpEnds(print).open(served._request, None)  # type: ignore[arg-type]

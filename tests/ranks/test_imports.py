@@ -85,7 +85,7 @@ def test_a_rank_imports_only_what_its_part_needs(tmp_path: Path) -> None:
 def test_what_needs_all_of_torch_can_be_imported_later() -> None:
     code = """
 import sys
-from pipeedge.base.postponing import META_KERNELS, import_postponed, postponed
+from pipeedge.base.deferred_imports import META_KERNELS, import_postponed, postponed
 with postponed(META_KERNELS):
     import torch
 assert not set(META_KERNELS) & set(sys.modules)

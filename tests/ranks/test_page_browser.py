@@ -16,7 +16,7 @@ from saved_reports import NASTY, poisoned, recovered_epochs, simulated_body, thr
 from served_models import CLASSES, save_bert
 
 from pipeedge.report import read_run, render_comparison, render_run
-from pipeedge.report.epochs import epochs_body
+from pipeedge.report.plan_changes import epochs_body
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
 

@@ -12,8 +12,8 @@ from failover_shells import Rules
 from msgspec import Raw
 from msgspec.structs import replace
 
+from pipeedge.control.admission import Attendance, Newcomer
 from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
-from pipeedge.control.attendance import Attendance, Newcomer
 from pipeedge.control.epoch_member import EpochMember, MemberStep, Report
 from pipeedge.control.epochs import Epochs, Event, Step, Wanted
 from pipeedge.control.failures import Failure, FailureKind
@@ -31,9 +31,9 @@ from pipeedge.control.messages import (
     Run,
     Stopped,
 )
+from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Members, Outgoing, Roster
 from pipeedge.control.rules import HubState
-from pipeedge.control.watch import RankWatch
 from pipeedge.run.ledger import Arrival, Ledger
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)

@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.changing import RunSnapshot
 from pipeedge.control.epochs import Step, Wanted
 from pipeedge.control.failures import Failure, FailureKind

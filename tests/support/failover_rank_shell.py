@@ -46,7 +46,7 @@ from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.data import Microbatch
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.activity import Activity
-from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.transport.base import Packet, Reserved
 
 if TYPE_CHECKING:

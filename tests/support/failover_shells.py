@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
+from pipeedge.control.admission import Attendance
 from pipeedge.control.attempts import Attempts, Faults
-from pipeedge.control.attendance import Attendance
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.epochs import Epochs
 from pipeedge.control.liveness import Limits
 from pipeedge.control.load_deadline import LoadDeadlines
+from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Roster
 from pipeedge.control.rules import HubState
-from pipeedge.control.watch import RankWatch
 from pipeedge.run.ledger import Ledger
 
 LAYERS = 6

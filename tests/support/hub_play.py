@@ -11,8 +11,8 @@ from pipeedge.base.errors import (
     PeerFailedError,
     one_line,
 )
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import (
     RankStatus,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pipeedge.base.schedule import LayerRange
+from pipeedge.plan.change_detection import WorkWindow
 from pipeedge.plan.conditions import Conditions, PlacedStage, StageFigures, period_s
-from pipeedge.plan.drift import WorkWindow
 from pipeedge.plan.live_choice import LivePlanning, Placing
 from pipeedge.plan.problem import HostKind, LayerSizes, Problem
 

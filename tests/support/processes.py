@@ -36,7 +36,7 @@ from networks import enter
 from places import ROOT
 from ports import free_port
 
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.control.messages import Complete
 from pipeedge.models.weights.files import StreamedFile
 from pipeedge.run.stage import Stage
@@ -169,7 +169,7 @@ def _become(
     os.environ.update({**environment(), **env})
     torch.set_num_threads(1)
     if env.get(DIES_WHEN_COMPLETE) in words[1:2]:
-        Member.done = _die_when_complete  # type: ignore[method-assign]
+        HubClient.done = _die_when_complete  # type: ignore[method-assign]
     if {SIGNALS_ITSELF, IS_SLOW} & env.keys():
         _disturb_stage(words[1], env)
     if words[1:2] and words[1] in env.get(HANGS_LOADING, "").split(","):
@@ -178,8 +178,8 @@ def _become(
     runpy.run_path(words[0], run_name="__main__")
 
 
-def _die_when_complete(self: Member, stats: Mapping[str, object]) -> None:
-    """Replace ``Member.done``: kill this process once the data rank has written the results."""
+def _die_when_complete(self: HubClient, stats: Mapping[str, object]) -> None:
+    """Replace ``HubClient.done``: kill this process once the data rank has written the results."""
     self.wait(Complete)
     time.sleep(1)  # on rank 0 until the hub's thread, too, has told the others
     os.kill(os.getpid(), signal.SIGKILL)

@@ -25,14 +25,14 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.epochs import Wanted
 from pipeedge.control.hub_address import explain_refusal
+from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.liveness import Loading, RankStatus, beat_interval_s
-from pipeedge.control.member import Callbacks, Member
 from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Pace, Planned, Verdict, WorkByRank, frame
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.plan.after_loss import Survivor, smallest_change
+from pipeedge.plan.change_detection import ChangeDetector
 from pipeedge.plan.conditions import Conditions
-from pipeedge.plan.drift import Drift
 from pipeedge.plan.live_choice import Proposal, moved_words
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
@@ -134,7 +134,7 @@ def a_rank_comes_back(patch: Patch) -> str:
     "4.5 items/s instead of 3 are predicted (+50%)…"
 )
 def a_host_is_slower_than_planned(patch: Patch) -> str:
-    moved: Drift[tuple[str, ...]] = Drift()
+    moved: ChangeDetector[tuple[str, ...]] = ChangeDetector()
     for _ in range(3):
         moved.add({("pi2",): 2.0})
     proposal = Proposal((), 0.5, moved_words(moved.moved()), 3.0, Conditions())
@@ -266,7 +266,7 @@ def a_control_thread_dies(patch: Patch) -> str:
     clock = itertools.count(step=0.9 * beat_interval_s(60.0))  # soon it is time for a heartbeat
     with (
         theirs,
-        Member(
+        HubClient(
             connected(ours), rank=1, timeout_s=60.0, callbacks=callbacks, clock=lambda: next(clock)
         ) as member,
     ):
@@ -397,7 +397,7 @@ def a_display_fails(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     show = raising(ValueError("no such column"))
     callbacks = Callbacks(notify=said.append, record_stage_work=show)
-    with theirs, Member(connected(ours), rank=0, timeout_s=1.0, callbacks=callbacks) as member:
+    with theirs, HubClient(connected(ours), rank=0, timeout_s=1.0, callbacks=callbacks) as member:
         member._handle(WorkByRank({}))
     return said[0]
 
@@ -407,7 +407,7 @@ def the_hub_is_gone(patch: Patch) -> str:
     ours, theirs = socket.socketpair()
     theirs.sendall(frame(Pace()))
     theirs.close()
-    with Member(connected(ours), rank=1, timeout_s=1.0) as member:
+    with HubClient(connected(ours), rank=1, timeout_s=1.0) as member:
         return refused(lambda: member.wait(Planned))
 
 

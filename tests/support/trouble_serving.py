@@ -28,12 +28,12 @@ from pipeedge.serve.asking import Asker
 from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.bodies import InferBody, PredictBody, decode_body
 from pipeedge.serve.gate import GateLimits, read_keys
+from pipeedge.serve.http_ends import HttpEnds
+from pipeedge.serve.pipeline_state import PipelineState
+from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
 from pipeedge.serve.routes import Routes
-from pipeedge.serve.service import Service
-from pipeedge.serve.serving import Serving
 from pipeedge.serve.tensors import read_tensors
-from pipeedge.serve.watching import PipelineWatch
 from pipeedge.serve.zero_shot import hypotheses
 
 CASES = Cases()
@@ -48,9 +48,9 @@ for quote, line in OPTIONS.items():
     says(quote)(lambda patch, line=line: start(line))
 
 
-def service(max_waiting: int = 2) -> Service:
+def service(max_waiting: int = 2) -> QueuedModel:
     request = parse_runtime(["0", "1", "-m", "vit-digits", "--quiet"], Environment()).request
-    return Service.open(request, DIGITS, max_waiting=max_waiting)
+    return QueuedModel.open(request, DIGITS, max_waiting=max_waiting)
 
 
 def asked(
@@ -60,7 +60,7 @@ def asked(
     limits: GateLimits | None = None,
     told: int | None = None,
     headers: dict[str, str] | None = None,
-    served: Service | None = None,
+    served: QueuedModel | None = None,
     cancelled: bool = False,
 ) -> str:
     """Return the line that the application answers to a request, without a connection."""
@@ -85,7 +85,7 @@ def asked(
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
     asker = Asker(served or service(), timeout_s=0.05)
-    app = make_application(asker, PipelineWatch(), limits or GateLimits(1 << 20, 0.05))
+    app = make_application(asker, PipelineState(), limits or GateLimits(1 << 20, 0.05))
 
     async def ask() -> None:
         task = asyncio.ensure_future(app(scope, receive, send))
@@ -100,7 +100,7 @@ def asked(
     return json.loads(sent[1]["body"])["error"]
 
 
-def item(served: Service) -> Any:
+def item(served: QueuedModel) -> Any:
     return served.preparation.item(PICTURE)
 
 
@@ -110,7 +110,7 @@ def item(served: Service) -> Any:
 def opened(*options: str) -> str:
     request = parse_runtime(["0", "1", "-m", "vit-digits", "--quiet", *options], Environment()).request
     lines: list[str] = []
-    Serving(lines.append).open(request, DIGITS).sink.__exit__(None, None, None)
+    HttpEnds(lines.append).open(request, DIGITS).sink.__exit__(None, None, None)
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from trouble import KIND, MBPS, MIB, MODEL, Cases, Patch, refused
 
 from pipeedge.auction import main as auction
 from pipeedge.auction.options import parse_auction
-from pipeedge.control.attendance import Terms
+from pipeedge.control.admission import Terms
 from pipeedge.control.messages import Facts, Hello
 from pipeedge.control.rules import HubState
 from pipeedge.launch.main import parse_launch, plan_launch

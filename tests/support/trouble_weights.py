@@ -26,7 +26,7 @@ from pipeedge.doctor.probe import Probe
 from pipeedge.doctor.run_look import look_at_run
 from pipeedge.models import find_model
 from pipeedge.models.weights.download import HttpSource, download
-from pipeedge.models.weights.reading import open_weights
+from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime

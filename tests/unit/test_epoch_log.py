@@ -11,7 +11,7 @@ from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.data.source import Microbatch
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.progress import DataProgress
-from pipeedge.serve.watching import EpochState, PipelineWatch
+from pipeedge.serve.pipeline_state import EpochState, PipelineState
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
 FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
@@ -27,7 +27,7 @@ def batch(number: int) -> Microbatch:
 
 @pytest.mark.parametrize(("fed_at", "waited_s"), [(3699.75, 0.25), (99.0, 3600.0)])
 def test_a_change_while_nothing_is_asked_costs_no_time(fed_at: float, waited_s: float) -> None:
-    progress, watch, lines = DataProgress(), PipelineWatch(), list[str]()
+    progress, watch, lines = DataProgress(), PipelineState(), list[str]()
     context: Any = SimpleNamespace(warn=lines.append)
     log = EpochLog(context, progress, cast(Any, SimpleNamespace(stopped_at=0.0)), None, watch)
     log.prepared(1, FIRST)

@@ -8,8 +8,8 @@ import pytest
 from msgspec import Raw
 
 from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER
+from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Newcomer, Terms
 from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure, FailureKind

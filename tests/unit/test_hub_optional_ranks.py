@@ -11,8 +11,8 @@ from mutations import rounds
 from rank_statuses import WAITING
 from wire_messages import plain
 
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attendance import Terms
 from pipeedge.control.failures import FailureKind
 
 OPTIONAL = Terms(appear_s=10.0, required=frozenset({0}), brief=Raw(b'{"layers":4}'))

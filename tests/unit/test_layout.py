@@ -15,53 +15,59 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine heap lazily pacing postponing shapes payload errors archive fields files
-           json_file json_types schedule streams yamlfile yamledit program guard console
-request    parsing declared environment scheduling files keys serving config profiled options
-models     pooling architecture hub_config shapes weights.names family
-           families.bert families.roberta families.distilbert families.mpnet families.albert
-           families.electra families.modernbert families.vit families.deit families.dinov2 families.dinov3
-           families.clip families.siglip families.catalogue
-           weights.files weights.safetensors_files weights.reading weights.joined weights.hub
-           weights.locating weights.comparing cuts pooling_files image_size outline known registry
-           activations words dtypes linear int8_passes int8_kernels int8 kernels progress
-           weights.random_weights weights.mapping
-           rotary attention layers.parts layers.patches layers.positions
-           layers.bert layers.roberta layers.distilbert layers.mpnet layers.albert layers.electra
-           layers.modernbert layers.vit layers.deit layers.dinov2 layers.dinov3 layers.clip layers.siglip
-           layers.catalogue
-           sentence shard weights.fill weights.writing model weights.http_transfer weights.pickled
+base       wording crew machine heap lazy_exports pacing deferred_imports shapes payload errors
+           archive fields files json_file json_types schedule streams yamlfile yamledit program
+           guard console
+request    parsing declared environment scheduling files keys http_options config profiled
+           options
+models     pooling architecture hub_config shapes weights.names family families.bert
+           families.roberta families.distilbert families.mpnet families.albert families.electra
+           families.modernbert families.vit families.deit families.dinov2 families.dinov3
+           families.clip families.siglip families.catalogue weights.files
+           weights.safetensors_files weights.file_kinds weights.joined weights.hub
+           weights.locating weights.comparing cuts pooling_files image_size outline known
+           registry activations words dtypes linear int8_passes int8_kernels int8 kernels
+           progress weights.random_weights weights.mapping rotary attention layers.parts
+           layers.patches layers.positions layers.bert layers.roberta layers.distilbert
+           layers.mpnet layers.albert layers.electra layers.modernbert layers.vit layers.deit
+           layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue sentence
+           shard weights.fill weights.writing model weights.http_transfer weights.pickled
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
-transport  base channel frame leases lifecycle interfaces membership new_key loopback rendezvous p2p_links
-           p2p unlocking_store rpc_links rpc sealed wires dialling door reception tcp_hello tcp_rendezvous
-           tcp_sending tcp_receiving tcp_group tcp choice
-control    clocks failures liveness load_deadline messages announcement roster attempts changing epochs
-           epoch_member turns attendance telemetry watch rules wire connection callers hub hub_address uplink
-           member forms session
+transport  base channel frame leases lifecycle interfaces membership new_key loopback
+           rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
+           reception tcp_hello tcp_rendezvous tcp_sending tcp_receiving tcp_group tcp choice
+control    clocks failures liveness load_deadline messages announcement roster attempts
+           changing epochs epoch_member turns admission telemetry rank_watch rules wire
+           connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
-plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files link_speed
-           prediction simulation after_loss scheduler dtype_choice joint_choice facts planning schedule_choice
-           conditions drift beside order live_choice live_search
-data       sentence_rules tokenizer_files beginnings items source model_inputs labels png pictures selection
-           tables unfinished row_documents row_formats parquet results reading ends arrays companions images
-           text imagenet cola defaults opening protected_files fingerprint
-report     agreement document saved charts gantt epochs run_report bottleneck comparison render main __main__
-serve      batching answers preparing pending flights backlog requests service watching figures bodies
-           description reference tensors zero_shot uploads replies gate asking routes inference pages
-           application server serving
-run        activity worker stage ledger progress reading held_out data_rank context links stage_part resuming
-           data_part parts loading replanning decision live_planning phases reporting outcome shelf epoch_log
-           epochs pipeline preview main __main__
-profile    request options results result_files handling network measuring forecast emitting plotting
-           data_work transport_costs converting products synthetic display job power layer_work
-           dtype_agreement sensitivity session main
+plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
+           link_speed prediction simulation after_loss scheduler dtype_choice joint_choice
+           facts planning schedule_choice conditions change_detection switch_memory host_order
+           live_choice live_search
+data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
+           pictures selection tables unfinished row_documents row_formats parquet results
+           read_ahead ends arrays companions images text imagenet cola defaults opening
+           protected_files fingerprint
+report     agreement document saved charts gantt plan_changes run_report bottleneck comparison
+           render main __main__
+serve      batching answers preparing pending in_flight backlog requests queued_model
+           pipeline_state figures bodies description reference tensors zero_shot uploads
+           replies gate asking routes inference pages application http_server http_ends
+run        activity worker stage ledger progress run_input held_out feed_collect context links
+           stage_part resuming data_part rank_parts loading replanning decision live_planning
+           phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
+           __main__
+profile    request options results result_files handling network measuring forecast emitting
+           plotting data_work transport_costs converting products synthetic display job power
+           layer_work dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
-           options costs engine exporting samples partition preparing dividing batches session main __main__
-doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look run_look
-           links link_work review examine main __main__
+           options costs engine exporting samples partition preparing dividing batches session
+           main __main__
+doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look
+           run_look links link_work review examine main __main__
 auction    market ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   cluster options losses session main __main__
@@ -97,7 +103,7 @@ PURE = (
     "testbed.cluster",
     "control.announcement",
     "control.attempts",
-    "control.attendance",
+    "control.admission",
     "control.changing",
     "control.clocks",
     "control.epoch_member",
@@ -106,7 +112,7 @@ PURE = (
     "control.roster",
     "control.rules",
     "control.telemetry",
-    "control.watch",
+    "control.rank_watch",
     "control.liveness",
     "control.load_deadline",
     "control.messages",
@@ -116,17 +122,17 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
-    "plan.beside",
+    "plan.switch_memory",
     "plan.conditions",
-    "plan.drift",
+    "plan.change_detection",
     "plan.facts",
     "plan.live_choice",
-    "plan.order",
+    "plan.host_order",
     "plan.problem",
     "plan.prediction",
     "plan.specs",
     "base.json_types",
-    "base.lazily",
+    "base.lazy_exports",
     "base.shapes",
     "data.beginnings",
     "models.activations",

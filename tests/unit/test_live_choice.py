@@ -16,6 +16,7 @@ from live_cluster import WINDOW_S, LiveCluster, best_placing, gaussian, problem_
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.control.liveness import StageWork
+from pipeedge.plan.change_detection import WINDOWS, ChangeDetector, WindowMaker, WorkWindow, items_per_s
 from pipeedge.plan.conditions import (
     Conditions,
     PlacedStage,
@@ -23,7 +24,6 @@ from pipeedge.plan.conditions import (
     measured,
     period_s,
 )
-from pipeedge.plan.drift import WINDOWS, Drift, WindowMaker, WorkWindow, items_per_s
 from pipeedge.plan.live_choice import LivePlanning, Placing
 from pipeedge.plan.problem import HostLink, Problem
 
@@ -110,7 +110,7 @@ def test_a_backlog_that_becomes_less_does_not_count_as_throughput(
 
 
 def drifted(values: Sequence[float]) -> list[int]:
-    drift: Drift[str] = Drift()
+    drift: ChangeDetector[str] = ChangeDetector()
     found = []
     for value in values:
         drift.add({"host": value})
@@ -132,7 +132,7 @@ def test_a_number_that_comes_and_goes_moves_in_the_mean() -> None:
 
 
 def test_what_is_near_to_what_was_expected_stays_what_it_was() -> None:
-    drift: Drift[str] = Drift()
+    drift: ChangeDetector[str] = ChangeDetector()
     drift.expect({"steady": 1.5, "gone": 3.0})
     for value in (1.45, 1.6, 1.4):
         drift.add({"steady": value, "slow": 2.0})

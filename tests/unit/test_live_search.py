@@ -10,10 +10,10 @@ from live_cluster import problem_of
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.schedule import LayerRange
-from pipeedge.plan.beside import best_beside
 from pipeedge.plan.conditions import Conditions, PlacedStage
 from pipeedge.plan.live_search import LiveSearch
 from pipeedge.plan.problem import Problem
+from pipeedge.plan.switch_memory import best_beside
 
 PRESENT = (PlacedStage("h0", LayerRange(0, 12)), PlacedStage("h1", LayerRange(12, 24)))
 

@@ -24,7 +24,7 @@ from pipeedge.base.errors import InputError, ModelError, RequestError, WeightsEr
 from pipeedge.base.payload import Payload
 from pipeedge.data import arrays, open_input
 from pipeedge.models import Model, find_model
-from pipeedge.models.weights.reading import open_weights
+from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.writing import write_converted
 from pipeedge.report import compare_lines, read_run, render_run, summary_lines
 from pipeedge.report.main import ReportRequest, make_report

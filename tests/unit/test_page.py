@@ -33,9 +33,9 @@ from pipeedge.report import (
 from pipeedge.report.bottleneck import Part
 from pipeedge.report.charts import Curve, histogram, lines, si
 from pipeedge.report.comparison import compare_runs
-from pipeedge.report.epochs import epoch_lines, epochs_body, replans_body
 from pipeedge.report.gantt import coarsened, to_data
 from pipeedge.report.main import ReportRequest, make_report, parse_report
+from pipeedge.report.plan_changes import epoch_lines, epochs_body, replans_body
 from pipeedge.report.render import gantt_section
 
 

@@ -26,11 +26,11 @@ from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.model import Model, find_model
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.http_transfer import fetch_file
 from pipeedge.models.weights.hub import copy_snapshot
 from pipeedge.models.weights.pickled import PickledWeights
-from pipeedge.models.weights.reading import open_weights
 from pipeedge.models.weights.writing import (
     make_directory_of,
     needed_names,

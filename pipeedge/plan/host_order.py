@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeedge.base.schedule import LayerRange
-from pipeedge.plan.beside import fits_beside, host_loads
 from pipeedge.plan.conditions import (
     PlacedStage,
     data_seconds,
@@ -33,6 +32,7 @@ from pipeedge.plan.conditions import (
     stage_seconds,
 )
 from pipeedge.plan.problem import Problem
+from pipeedge.plan.switch_memory import fits_beside, host_loads
 
 __all__ = ["handover_s", "in_present_order"]
 

@@ -31,10 +31,10 @@ from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.epoch_log import EpochLog
+from pipeedge.run.loaded_layers import LoadedLayers
 from pipeedge.run.outcome import finish, make_recording
-from pipeedge.run.parts import Attempt, Parts, open_monitor
 from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream, tell_plan
-from pipeedge.run.shelf import Shelf
+from pipeedge.run.rank_parts import Attempt, Parts, open_monitor
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
@@ -109,7 +109,7 @@ class _Rank:
             watcher = None if prepared.data is None else prepared.data.watcher
             self._log = EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher)
         self._monitor: Monitor | None = None
-        self._shelf = Shelf(prepared.device)
+        self._loaded = LoadedLayers(prepared.device)
         self.kept = ExitStack()
         """Closes the output and the metrics."""
         self._changing = threading.Lock()
@@ -151,7 +151,7 @@ class _Rank:
             # All results are written: links that carry no end mark soon lead to a rank that is lost.
             if turn is not self._latest or not turn.context.crew.join(_LAST_ENDS_S):
                 self._stop(turn)
-        self._shelf.clear()
+        self._loaded.clear()
         with self._telling:
             self._recorded = _MOST_RECORDED  # what follows is the last one's, and the end
         return self._latest
@@ -205,7 +205,7 @@ class _Rank:
         if self._log is not None and not turn.is_change:
             self._log.prepared(turn.epoch, plan)
         connect(context, plan, prepared.interface, turn.epoch)
-        stage = self._shelf.take(self._context, plan, context.crew, beside=turn.is_change)
+        stage = self._loaded.take(self._context, plan, context.crew, beside=turn.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
@@ -258,9 +258,9 @@ class _Rank:
                 self._latest = turn
             if step is not MemberStep.SPARE:
                 if turn.is_change and not turn.runs:
-                    self._shelf.give_back()
+                    self._loaded.give_back()
             elif not self._active or self._active[-1] is follower:  # else the one after it sees to that
-                self._shelf.keep_last()
+                self._loaded.keep_last()
         if step is MemberStep.STOPPING:
             dropped = turn.is_change and not turn.runs
             written = None if self._log is None else self._log.stopped(dropped=dropped)

@@ -10,15 +10,15 @@ from pipeedge.base.fields import LongLine
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.liveness import StageWork
 from pipeedge.serve.figures import ServiceFigures
-from pipeedge.serve.flights import QueueState
-from pipeedge.serve.watching import EpochState, PipelineWatch
+from pipeedge.serve.in_flight import QueueState
+from pipeedge.serve.pipeline_state import EpochState, PipelineState
 
 TWO = Schedule((StagePlan(LayerRange(0, 4), 0), StagePlan(LayerRange(4, 16), 2)))
 NOTHING = QueueState(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_stages_are_judged_by_their_recent_time() -> None:
-    watch = PipelineWatch()
+    watch = PipelineState()
     assert watch.stages() == []
     assert watch.bottleneck() is None
     watch.planned(TWO)
@@ -35,7 +35,7 @@ def test_stages_are_judged_by_their_recent_time() -> None:
 
 def test_epochs_are_counted_and_told() -> None:
     clock = Clock(1000.0)
-    watch = PipelineWatch(clock)
+    watch = PipelineState(clock)
     watch.prepares(1, "", ())
     watch.planned(TWO)
     assert watch.epoch == EpochState(number=1)
@@ -61,7 +61,7 @@ def test_epochs_are_counted_and_told() -> None:
 
 
 def test_a_change_of_the_plan_is_no_recovery() -> None:
-    watch = PipelineWatch()
+    watch = PipelineState()
     watch.prepares(1, "", ())
     watch.changed(2, "host b is twice as slow")
     assert watch.epoch == EpochState(number=2)
@@ -69,7 +69,7 @@ def test_a_change_of_the_plan_is_no_recovery() -> None:
 
 
 def test_events_are_bounded() -> None:
-    watch = PipelineWatch()
+    watch = PipelineState()
     for epoch in range(2, 100):
         watch.prepares(epoch, f"cause {epoch}", ())
     assert len(watch.events()) == 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeedge.base.postponing import postponed
+from pipeedge.base.deferred_imports import postponed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count
 from pipeedge.control.liveness import StageWork
 
-__all__ = ["EpochState", "PipelineEvent", "PipelineWatch", "StageState"]
+__all__ = ["EpochState", "PipelineEvent", "PipelineState", "StageState"]
 
 _BEATS = 10
 """Number of heartbeats over which the recent time of a stage is taken."""
@@ -59,7 +59,7 @@ class PipelineEvent:
     line: str
 
 
-class PipelineWatch:
+class PipelineState:
     """The schedule, its epochs, and the latest heartbeats of its stages. Any thread may tell and ask.
 
     Args:

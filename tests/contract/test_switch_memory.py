@@ -11,10 +11,10 @@ import pytest
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan import scheduler
-from pipeedge.plan.beside import best_beside, fits_beside, placed, to_load_bytes
 from pipeedge.plan.conditions import Conditions, PlacedStage, held_bytes, period_s, with_conditions
 from pipeedge.plan.live_choice import Placing
 from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem
+from pipeedge.plan.switch_memory import best_beside, fits_beside, placed, to_load_bytes
 
 
 def random_problem(

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeedge.control.member import Member
+from pipeedge.control.hub_client import HubClient
 from pipeedge.observe.energy import EnergyMeter, open_source
 from pipeedge.observe.monitoring import DATA_KEYS, STAGE_KEYS, CsvFiles, Exporter, Monitor, Sink
 from pipeedge.plan.planning import Plan
@@ -65,7 +65,7 @@ class Attempt:
 
 def make_parts(
     context: RankContext,
-    member: Member,
+    member: HubClient,
     attempt: Attempt,
     *,
     stage: LoadedStage | None,

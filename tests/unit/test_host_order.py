@@ -10,7 +10,6 @@ from effort import cases
 from live_cluster import best_placing, problem_of
 
 from pipeedge.base.schedule import LayerRange
-from pipeedge.plan.beside import fits_beside, host_loads, to_load_bytes
 from pipeedge.plan.conditions import (
     Conditions,
     PlacedStage,
@@ -19,9 +18,10 @@ from pipeedge.plan.conditions import (
     stage_seconds,
     with_conditions,
 )
+from pipeedge.plan.host_order import handover_s, in_present_order
 from pipeedge.plan.live_choice import Placing
-from pipeedge.plan.order import handover_s, in_present_order
 from pipeedge.plan.problem import Problem
+from pipeedge.plan.switch_memory import fits_beside, host_loads, to_load_bytes
 
 
 def placing(*stages: tuple[str, int, int]) -> Placing:

@@ -12,9 +12,9 @@ import torch
 
 from pipeedge.base.crew import Crew, Threads
 from pipeedge.plan.planning import Plan
-from pipeedge.run import shelf as shelf_module
+from pipeedge.run import loaded_layers as shelf_module
 from pipeedge.run.context import RankContext
-from pipeedge.run.shelf import Shelf
+from pipeedge.run.loaded_layers import LoadedLayers
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Layers:
 
 
 class Interrupted(Crew):
-    """A crew in which something happens each time that the shelf asks whether it was stopped."""
+    """A crew in which something happens each time that the loaded_layers asks whether it was stopped."""
 
     def __init__(self, happens: Callable[[int], None]) -> None:
         super().__init__()
@@ -56,33 +56,35 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def take(shelf: Shelf, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
+def take(loaded_layers: LoadedLayers, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
     context = SimpleNamespace(rank=0, threads=Threads())
     plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
-    taken: Any = shelf.take(cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside)
+    taken: Any = loaded_layers.take(
+        cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside
+    )
     return str(taken.named)
 
 
-def make() -> Shelf:
-    return Shelf(torch.device("cpu"))
+def make() -> LoadedLayers:
+    return LoadedLayers(torch.device("cpu"))
 
 
 def test_a_change_that_is_given_up_leaves_what_computes(loaded: list[str]) -> None:
-    shelf = make()
-    assert take(shelf, "1-8") == "1-8"
-    assert take(shelf, "1-4", beside=True) == "1-4"
-    shelf.give_back()
-    assert take(shelf, "1-8") == "1-8"
+    loaded_layers = make()
+    assert take(loaded_layers, "1-8") == "1-8"
+    assert take(loaded_layers, "1-4", beside=True) == "1-4"
+    loaded_layers.give_back()
+    assert take(loaded_layers, "1-8") == "1-8"
     assert loaded == ["1-8", "1-4"]
 
 
 def test_after_a_change_only_the_new_layers_are_kept(loaded: list[str]) -> None:
-    shelf = make()
-    take(shelf, "1-8")
-    take(shelf, "1-4", beside=True)
-    shelf.keep_last()
-    assert take(shelf, "1-4") == "1-4"
-    assert take(shelf, "1-8") == "1-8"
+    loaded_layers = make()
+    take(loaded_layers, "1-8")
+    take(loaded_layers, "1-4", beside=True)
+    loaded_layers.keep_last()
+    assert take(loaded_layers, "1-4") == "1-4"
+    assert take(loaded_layers, "1-8") == "1-8"
     assert loaded == ["1-8", "1-4", "1-8"]
 
 
@@ -90,14 +92,14 @@ def test_after_a_change_only_the_new_layers_are_kept(loaded: list[str]) -> None:
 def test_an_epoch_that_retires_late_takes_nothing_from_the_one_that_loads(
     loaded: list[str], when: int
 ) -> None:
-    shelf = make()
-    take(shelf, "1-8")
-    take(shelf, "1-4", beside=True)
+    loaded_layers = make()
+    take(loaded_layers, "1-8")
+    take(loaded_layers, "1-4", beside=True)
 
     def retire(asked: int) -> None:
         if asked == when:
-            shelf.keep_last()
+            loaded_layers.keep_last()
 
-    assert take(shelf, "5-8", crew=Interrupted(retire)) == "5-8"
-    assert take(shelf, "5-8") == "5-8"
+    assert take(loaded_layers, "5-8", crew=Interrupted(retire)) == "5-8"
+    assert take(loaded_layers, "5-8") == "5-8"
     assert loaded == ["1-8", "1-4", "5-8"]

@@ -20,20 +20,20 @@ from pipeedge.base.errors import RequestError
 from pipeedge.data import DataEnds, Microbatch
 from pipeedge.models import Model
 from pipeedge.request.config import RunRequest
-from pipeedge.request.serving import ServeRequest
+from pipeedge.request.http_options import ServeRequest
+from pipeedge.serve.pipeline_state import PipelineState
+from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
-from pipeedge.serve.service import Service
-from pipeedge.serve.watching import PipelineWatch
 
 if TYPE_CHECKING:  # its packages may be missing
-    from pipeedge.serve.server import HttpServer
+    from pipeedge.serve.http_server import HttpServer
 
-__all__ = ["Serving"]
+__all__ = ["HttpEnds"]
 
 _PACKAGES = ("starlette", "anyio", "uvicorn", "python_multipart")
 
 
-class Serving:
+class HttpEnds:
     """Opens the ends of a pipeline that answers over HTTP, and ends it.
 
     Args:
@@ -55,14 +55,14 @@ class Serving:
         from pipeedge.serve.application import make_application
         from pipeedge.serve.asking import Asker
         from pipeedge.serve.gate import GateLimits, read_keys
-        from pipeedge.serve.server import HttpServer, open_listener
+        from pipeedge.serve.http_server import HttpServer, open_listener
 
         keys = read_keys(settings.api_key)
-        service = Service.open(request, model, max_waiting=settings.max_waiting, for_strangers=True)
+        service = QueuedModel.open(request, model, max_waiting=settings.max_waiting, for_strangers=True)
         listener = open_listener(settings.host, settings.port)
         if not keys and not settings.is_local:
             self._warn(_open_to_all(settings))
-        watch = PipelineWatch()
+        watch = PipelineState()
         asker = Asker(service, settings.request_timeout_s)
         limits = GateLimits(
             settings.max_body_bytes,

@@ -21,7 +21,7 @@ from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
-from pipeedge.run.data_rank import Collection, Collector, Feed, Feeder
+from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet

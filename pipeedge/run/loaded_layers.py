@@ -28,14 +28,14 @@ from pipeedge.run.loading import load_stage
 if TYPE_CHECKING:
     from pipeedge.run.stage_part import LoadedStage
 
-__all__ = ["Shelf"]
+__all__ = ["LoadedLayers"]
 
 _LOWEST_PRIORITY = 19
 _BESIDE = 0.25
 """Fraction of the time in which layers are loaded beside a stage that computes."""
 
 
-class Shelf:
+class LoadedLayers:
     """Stages that a rank has loaded.
 
     Args:

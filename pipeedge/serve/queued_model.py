@@ -14,11 +14,11 @@ from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.preparing import Preparation
 from pipeedge.serve.requests import RequestQueue
 
-__all__ = ["Service"]
+__all__ = ["QueuedModel"]
 
 
 @dataclass(frozen=True)
-class Service:
+class QueuedModel:
     """A model with the queue of what is asked of it."""
 
     model: Model
@@ -37,7 +37,7 @@ class Service:
         max_waiting: int,
         images_as_bytes: bool = True,
         for_strangers: bool = False,
-    ) -> Service:
+    ) -> QueuedModel:
         """Open what a model needs to answer.
 
         Args:

@@ -52,7 +52,7 @@ from pipeedge.control.messages import (
 from pipeedge.control.turns import Turns
 from pipeedge.control.uplink import Uplink
 
-__all__ = ["Callbacks", "Member"]
+__all__ = ["Callbacks", "HubClient"]
 
 _Message = TypeVar("_Message", bound=Message)
 
@@ -82,7 +82,7 @@ class Callbacks:
     """Takes the work of the stages, by rank; called on the data rank."""
 
 
-class Member:
+class HubClient:
     """A rank's connection to the hub, with a thread that sends and listens. A context manager.
 
     Args:
@@ -128,7 +128,7 @@ class Member:
         self._abort: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._serve, name="member", daemon=True)
 
-    def __enter__(self) -> Member:
+    def __enter__(self) -> HubClient:
         self._thread.start()
         return self
 

@@ -1,11 +1,11 @@
 """Windows over the work of a run's stages, and numbers that have moved for good. Pure: time is passed in.
 
-    heartbeats of the stages ──WindowMaker──> WorkWindow ──> seconds an item ──Drift──> what has moved
+    heartbeats ──WindowMaker──> WorkWindow ──> seconds an item ──ChangeDetector──> what has moved
 
 A window is several seconds and several microbatches of every stage. Its figures are quotients of sums, not
 medians of microbatches: where a processor has a quota, some microbatches are computed in one piece and
 others wait for the next period, and a median sees only one of the two kinds. What is robust to a disturbance
-is ``Drift``, which wants several windows in a row on the same side.
+is ``ChangeDetector``, which wants several windows in a row on the same side.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from pipeedge.control.liveness import StageWork
 from pipeedge.plan.conditions import StageFigures
 
-__all__ = ["MANY_WINDOWS", "WINDOWS", "Drift", "WorkWindow", "WindowMaker", "items_per_s"]
+__all__ = ["MANY_WINDOWS", "WINDOWS", "ChangeDetector", "WorkWindow", "WindowMaker", "items_per_s"]
 
 _Key = TypeVar("_Key")
 
@@ -140,7 +140,7 @@ def _figures(before: StageWork, now: StageWork) -> StageFigures:
     )
 
 
-class Drift(Generic[_Key]):
+class ChangeDetector(Generic[_Key]):
     """Numbers, each compared with what is expected of it, window after window.
 
     A number has moved if it was too high, or too low, in several windows in a row, or in the mean of many,
