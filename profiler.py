@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the layers of a model on this kind of device, for the scheduler."""
 
-from pipeedge.profile.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.profile.main")

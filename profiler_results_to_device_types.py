@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Add the profile in profiler_results.yml to a device type of device_types.yml."""
 
-from pipeedge.profile.main import main_device_types
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main_device_types()
+    start("pipeedge.profile.main", "main_device_types")

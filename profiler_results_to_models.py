@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Add the model in profiler_results.yml to models.yml."""
 
-from pipeedge.profile.main import main_models
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main_models()
+    start("pipeedge.profile.main", "main_models")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One rank of a reverse auction: ``revauct.py RANK WORLD``. See docs/auction.md."""
 
-from pipeedge.auction.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.auction.main")

@@ -10,18 +10,19 @@ import traceback
 from collections.abc import Callable
 
 from pipeedge.base.errors import EXIT_FAULT, EXIT_OK, EXIT_PEER, PipeEdgeError, exit_code, one_line
+from pipeedge.base.interrupt import INTERRUPTED, raise_interrupts
 from pipeedge.base.streams import open_standard_streams, say
 
-__all__ = ["INTERRUPTED", "end_with", "guard"]
+__all__ = ["end_with", "guard"]
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C or SIGTERM, as shells have it."""
 _PR_SET_PDEATHSIG = 1
 """Constant of Linux's prctl.h."""
 
 
 def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     """Run ``main`` and return the exit status; a failure is one line on standard error.
+
+    Ctrl-C and SIGTERM end it without a word.
 
     Args:
         program: What the line begins with.
@@ -30,6 +31,7 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     """
     open_standard_streams()
     try:
+        raise_interrupts()
         main()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else EXIT_OK

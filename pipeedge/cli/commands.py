@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +32,6 @@ class Command:
     def full_name(self) -> str:
         """Words that start the program."""
         return f"{COMMAND} {self.name}"
-
-    def load(self) -> Callable[[], None]:
-        """Import the program and return its ``main``."""
-        main: Callable[[], None] = getattr(importlib.import_module(self.module), self.function)
-        return main
 
     def build_parser(self) -> argparse.ArgumentParser:
         """Import the program's options and return a new parser."""

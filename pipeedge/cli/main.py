@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from pipeedge import __version__
 from pipeedge.base.errors import RequestError
-from pipeedge.base.guard import INTERRUPTED, guard
+from pipeedge.base.guard import guard
+from pipeedge.base.interrupt import start
 from pipeedge.base.program import COMMAND
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import hint, printable
@@ -26,16 +24,7 @@ def main() -> None:
     if command is None:
         end(COMMAND, guard(COMMAND, lambda: _answer(words), verbose=False))
     sys.argv = [command.full_name, *words[1:]]
-    # While modules are imported there is nothing to clean up: Ctrl-C ends the process without a traceback.
-    before = signal.signal(signal.SIGINT, _interrupted)
-    program = command.load()
-    signal.signal(signal.SIGINT, before)
-    program()
-
-
-def _interrupted(number: int, frame: object) -> NoReturn:
-    del number, frame
-    os._exit(INTERRUPTED)
+    start(command.module, command.function)
 
 
 def _answer(words: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """``python -m pipeedge.doctor``."""
 
-from pipeedge.doctor.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.doctor.main")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 from pipeedge.base.guard import end_with, guard
@@ -22,7 +20,6 @@ PROGRAM = "pipeedge-doctor"
 
 def main() -> NoReturn:
     """Examine this rank, and end the process with the status of the worst finding."""
-    signal.signal(signal.SIGTERM, _terminated)
     found = 0
 
     def run() -> None:
@@ -35,8 +32,3 @@ def main() -> NoReturn:
     program = program_name(PROGRAM)
     status = guard(program, run, verbose="--verbose" in sys.argv) or found
     end(program, status)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt

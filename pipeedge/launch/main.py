@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import NoReturn
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
+from pipeedge.base.interrupt import interrupt
 from pipeedge.base.machine import processors
 from pipeedge.base.program import module_words, program_name
 from pipeedge.base.schedule import Schedule
@@ -89,8 +90,7 @@ class LaunchRequest:
 
 def main() -> NoReturn:
     """Start the ranks, wait for them, and exit with their status."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+    signal.signal(signal.SIGHUP, interrupt)
     code = 0
 
     def launch() -> None:
@@ -383,11 +383,6 @@ def launch_parser() -> argparse.ArgumentParser:
     parser.add_argument("--print", action="store_true", help="print the commands without running them")
     add_common(parser)
     return parser
-
-
-def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from pipeedge.base.errors import EXIT_PEER, PipeEdgeError, RequestError
+from pipeedge.base.interrupt import INTERRUPTED
 from pipeedge.base.streams import print_data
 from pipeedge.launch.commands import RankCommand
 
-__all__ = ["INTERRUPTED", "ExitLimits", "Lines", "Output", "RankExit", "Supervisor", "status_of"]
+__all__ = ["ExitLimits", "Lines", "Output", "RankExit", "Supervisor", "status_of"]
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as in shells."""
 _SSH_FAILED = 255
 _SIGNALLED = 128
 _DRAIN_S = 2.0

@@ -1,6 +1,6 @@
 """Entry point of ``python -m pipeedge.report``."""
 
-from pipeedge.report.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.report.main")

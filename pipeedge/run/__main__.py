@@ -1,6 +1,6 @@
 """``python -m pipeedge.run``: as ``runtime.py``."""
 
-from pipeedge.run.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.run.main")

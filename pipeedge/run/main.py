@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pipeedge.base.deferred_imports import META_KERNELS, postponed
 from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import lasting_imports, share_one_heap
+from pipeedge.base.interrupt import ending_at_once, interrupt
 from pipeedge.base.machine import quota_threads
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end, log_warnings, print_result, say
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
     from pipeedge.request.config import RunRequest
     from pipeedge.run.context import OpenEnds
 
-__all__ = ["PROGRAM", "limit_threads", "main", "quiet_links", "signals_end_at_once", "terminated"]
+__all__ = ["PROGRAM", "limit_threads", "main", "quiet_links"]
 
 PROGRAM = "runtime.py"
 
 
 def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
-    signal.signal(signal.SIGTERM, terminated)
     program = program_name(PROGRAM)
     log_warnings(program)
     end(program, guard(program, _run, verbose="--verbose" in sys.argv))
@@ -54,7 +54,7 @@ def _run() -> None:
     quiet_links()
     # Imported late, because torch takes seconds to import, and mistakes should be reported at once. Its
     # native part aborts with a long message on KeyboardInterrupt; there is nothing to clean up yet.
-    with signals_end_at_once(), lasting_imports(), postponed(META_KERNELS):
+    with ending_at_once(), lasting_imports(), postponed(META_KERNELS):
         if command.dry_run:
             from pipeedge.run.preview import show_schedule
         else:
@@ -99,11 +99,11 @@ def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEn
 
     def drain(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, terminated)
+            signal.signal(each, interrupt)
         if not is_data_rank:
             leave_later()
         elif not serving.drain():
-            terminated(number, frame)
+            interrupt(number, frame)
 
     previous = {each: signal.signal(each, drain) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -138,26 +138,6 @@ def quiet_links() -> None:
     start.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-
-@contextmanager
-def signals_end_at_once() -> Iterator[None]:
-    """Let SIGINT and SIGTERM end the process silently, unless they are ignored."""
-    ours = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in ours.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
-
-
-def terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal by ending as after Ctrl-C."""
-    del number, frame
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

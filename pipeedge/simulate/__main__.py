@@ -1,6 +1,6 @@
 """``python -m pipeedge.simulate``."""
 
-from pipeedge.simulate.main import main
+from pipeedge.base.interrupt import start
 
 if __name__ == "__main__":
-    main()
+    start("pipeedge.simulate.main")

@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from pipeedge.base.errors import RequestError
@@ -40,7 +38,6 @@ _SSH_WITH_VALUE = frozenset("bcDeFiIlLmoOpPQRsSwW")
 
 def main() -> NoReturn:
     """Run the command line's action, and end the process."""
-    signal.signal(signal.SIGTERM, _terminated)
     end(PROGRAM, guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
 
 
@@ -190,8 +187,3 @@ def _show(bed: TestBed) -> None:
         Column("processes", [str(one.processes) for one in usages], left=True, rank=5),
     ]
     print_table(console, columns)
-
-
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    del number, frame
-    raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """``python -m pipeedge.train``: as ``train.py``."""
 
-from pipeedge.train.main import main
+from pipeedge.base.interrupt import start
 
-main()
+if __name__ == "__main__":
+    start("pipeedge.train.main")

@@ -21,15 +21,16 @@ from pipeedge.base.errors import EXIT_PEER, PeerFailedError, RequestError, one_l
 from pipeedge.base.fields import MALFORMED, Line, decode, encode
 from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import keep_freed_memory, share_one_heap
+from pipeedge.base.interrupt import INTERRUPTED, ending_at_once, interrupt
 from pipeedge.base.machine import processors
 from pipeedge.base.program import module_words, program_name
 from pipeedge.base.streams import end, log_warnings, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.main import free_port
-from pipeedge.launch.supervisor import INTERRUPTED, Output, Supervisor
+from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT
-from pipeedge.run.main import quiet_links, signals_end_at_once, terminated
+from pipeedge.run.main import quiet_links
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
 
 __all__ = ["main"]
@@ -42,8 +43,7 @@ _RECORD = "\x1e"
 
 def main() -> NoReturn:
     """Train, and end the process."""
-    signal.signal(signal.SIGINT, terminated)
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, interrupt)  # even if whoever started it in the background ignores it
     program = program_name(PROGRAM)
     log_warnings(program)
     code = 0
@@ -63,7 +63,7 @@ def main() -> NoReturn:
 
 def _export(checkpoints: Path | None, target: Path) -> None:
     """Write the last checkpoint's model."""
-    with signals_end_at_once():
+    with ending_at_once():
         from pipeedge.train.exporting import export
 
     if checkpoints is not None:
@@ -79,7 +79,7 @@ def _work(command: TrainCommand) -> None:
     share_one_heap()
     keep_freed_memory()
     quiet_links()
-    with signals_end_at_once():
+    with ending_at_once():
         from pipeedge.base.console import StandardOutput
         from pipeedge.train.session import show, train
 

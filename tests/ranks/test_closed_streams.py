@@ -15,7 +15,7 @@ from ports import free_port
 from processes import environment
 from saved_reports import simulated_body
 
-from pipeedge.base.guard import INTERRUPTED
+from pipeedge.base.interrupt import INTERRUPTED
 from pipeedge.cli.commands import COMMANDS
 from pipeedge.plan.sched_pipeline import find_executable
 

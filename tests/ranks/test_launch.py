@@ -26,7 +26,7 @@ from ports import free_port
 from waiting import until
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
-from pipeedge.base.guard import INTERRUPTED
+from pipeedge.base.interrupt import INTERRUPTED
 from pipeedge.launch.commands import (
     Host,
     RankCommand,

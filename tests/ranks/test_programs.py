@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -157,14 +158,18 @@ def test_the_script_writes_random_weights_where_it_stands(tmp_path: Path, logs: 
     assert "seed 2" in ended.out
 
 
-@pytest.mark.parametrize("script", ["runtime.py", "train.py"])
+@pytest.mark.parametrize("script", ["runtime.py", "train.py", "profiler.py", "save_model_weights.py"])
 def test_interrupt_during_imports_is_status_130(script: str, tmp_path: Path) -> None:
-    """The interpreter is interrupted as it reads the first module of the package."""
-    (tmp_path / "pipeedge").mkdir()
-    (tmp_path / "pipeedge" / "__init__.py").write_text(
+    """The interpreter is interrupted as it reads the first module of the program."""
+    module = re.findall(r'start\("pipeedge\.(\w+)\.(\w+)"', (ROOT / script).read_text())[0]
+    for name in ("base", module[0]):
+        (tmp_path / "pipeedge" / name).mkdir(parents=True)
+    started = Path("pipeedge", "base", "interrupt.py")
+    for kept in (Path(script), started):
+        (tmp_path / kept).write_bytes((ROOT / kept).read_bytes())
+    (tmp_path / "pipeedge" / module[0] / f"{module[1]}.py").write_text(
         "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     )
-    (tmp_path / script).write_bytes((ROOT / script).read_bytes())
     ended = subprocess.run(
         [sys.executable, "-S", script], cwd=tmp_path, capture_output=True, timeout=60, check=False
     )

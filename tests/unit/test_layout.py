@@ -15,7 +15,7 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording crew machine heap lazy_exports pacing deferred_imports shapes payload errors
+base       wording interrupt crew machine heap lazy_exports pacing deferred_imports shapes payload errors
            archive fields files json_file json_types schedule streams yamlfile yamledit program
            guard console
 request    parsing declared environment scheduling files keys http_options config profiled
@@ -71,7 +71,7 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
 auction    market ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   cluster options losses session main __main__
-cli        commands fetch key schedule completion main
+cli        commands scripts fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""
 
@@ -218,8 +218,8 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"control.hub_address", "control.uplink", "profile.power", "testbed.network"}
-"""Modules that sleep: there is no event for a remote port that opens or a cable that carries, and an idle
+SLEEPS = {"base.interrupt", "control.hub_address", "control.uplink", "profile.power", "testbed.network"}
+"""Modules that sleep: no event tells that imports end, a remote port opens, or a cable carries; and an idle
 machine is watched for a while."""
 
 
