@@ -27,9 +27,11 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
 from pipeedge.request.config import TransportRequest
 from pipeedge.transport.base import Link, Packet, Rendezvous
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.choice import make_endpoint
+from pipeedge.transport.interfaces import link_address
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
+from pipeedge.transport.place import Place
 
 TRANSPORTS = {"p2p": None, "tcp": 0.95, "tcp, TLS": 0.93}
 """Fraction of the rate that is asked for."""
@@ -44,15 +46,19 @@ def serve_rank(rank: int, name: str, addr: str, count: int) -> None:
     comm, _, secured = name.partition(", ")
     request = TransportRequest(comm)
     membership = Membership.from_text(Path("key.pem").read_text(), "benchmark") if secured else None
-    transport = make_transport(request, rank, membership)
-    place = Path("port")
-    service = make_rendezvous(request, addr, membership)
-    if rank == 0:
-        Path("port.new").write_text(str(service.serve((0, 1))))
-        Path("port.new").rename(place)
-    while not place.exists():
-        time.sleep(0.01)
-    transport.open(Rendezvous(addr, int(place.read_text()), (0, 1), 60.0))
+    endpoint = make_endpoint(request, rank, addr, membership)
+    transport = endpoint.transport()
+    place = endpoint.listen(link_address("", addr, 1))
+    Path(f"place{rank}.new").write_text("" if place is None else f"{place.address} {place.port}")
+    Path(f"place{rank}.new").rename(f"place{rank}")
+    places = {}
+    for each in (0, 1):
+        while not (stated := Path(f"place{each}")).exists():
+            time.sleep(0.01)
+        if stated.read_text():
+            address, port = stated.read_text().split()
+            places[each] = Place(address, int(port))
+    transport.open(Rendezvous(addr, (0, 1), places, 60.0))
     if rank == 0:
         sender = transport.sender(LINK)
         for number in range(WARM + count):
@@ -69,7 +75,7 @@ def serve_rank(rank: int, name: str, addr: str, count: int) -> None:
         print(count * LINK.specs[0].bytes / (time.perf_counter() - began))
         receiver.receive()
     transport.close()
-    service.close()
+    endpoint.close()
 
 
 def main() -> None:
@@ -95,7 +101,8 @@ def main() -> None:
             addr = bed.bed.journal.host(kind.names[0]).address
             for _ in range(arguments.repetitions):
                 for name, found in rates.items():
-                    (directory / "port").unlink(missing_ok=True)
+                    for rank in (0, 1):
+                        (directory / f"place{rank}").unlink(missing_ok=True)
                     own = [sys.executable, str(Path(__file__).resolve()), "--addr", addr]
                     own += ["--transport", name, "--count", str(arguments.count), "--rank"]
                     ranks = [

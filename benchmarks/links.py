@@ -19,7 +19,7 @@ import ssl
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -34,10 +34,11 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.request.config import TransportRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, Receiver, Rendezvous, RendezvousService, Transport
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.base import Endpoint, Link, Packet, Receiver, Rendezvous, Transport
+from pipeedge.transport.choice import make_endpoint
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
+from pipeedge.transport.place import Place
 from pipeedge.transport.rendezvous import connect_store, join_group, serve_store
 
 SHAPES = ((8, 197, 768), (1, 197, 768), (1, 197, 192))
@@ -153,17 +154,17 @@ def relay(rank: int, transport: Transport, specs: tuple[TensorSpec, ...], count:
     return sum(spec.bytes for spec in specs) * count / elapsed
 
 
-def make(name: str, rank: int, membership: Membership) -> Transport:
-    """Return a transport, still closed."""
+def open_transport(name: str, rank: int, membership: Membership, store: Any) -> tuple[Endpoint, Transport]:
+    """Open a transport between two ranks, which tell each other through ``store`` where they listen."""
     comm, _, secured = name.partition(", ")
-    return make_transport(TransportRequest(comm), rank, membership if secured else None)
-
-
-def serve(name: str, membership: Membership) -> tuple[RendezvousService, int]:
-    """Serve the rendezvous of a transport; return it and its port."""
-    comm, _, secured = name.partition(", ")
-    service = make_rendezvous(TransportRequest(comm), ADDR, membership if secured else None)
-    return service, service.serve((0, 1))
+    endpoint = make_endpoint(TransportRequest(comm), rank, ADDR, membership if secured else None)
+    place = endpoint.listen(ADDR)
+    store.set(f"{name}, rank {rank}", str(place.port if place is not None else 0))
+    ports = [int(store.get(f"{name}, rank {each}")) for each in (0, 1)]
+    places = {each: Place(ADDR, port) for each, port in enumerate(ports) if port}
+    transport = endpoint.transport()
+    transport.open(Rendezvous(ADDR, (0, 1), places, 60.0))
+    return endpoint, transport
 
 
 def time_processor(run: Callable[[], float], spent: dict[str, float], name: str) -> float:
@@ -175,24 +176,24 @@ def time_processor(run: Callable[[], float], spent: dict[str, float], name: str)
 
 
 def measure(
-    rank: int, port: int, ports: dict[str, int], membership: Membership, options: Options, results: Any
+    rank: int, port: int, names: Sequence[str], membership: Membership, options: Options, results: Any
 ) -> None:
     """Run one rank of the benchmark.
 
     Args:
         rank: This rank.
         port: Port of the store through which raw gloo connects.
-        ports: Ports of the rendezvous of the transports.
+        names: Transports to compare.
         membership: Certificate for TLS.
         options: What to measure.
         results: Queue of the results: shape, figures, those of round trips, processor time of this rank.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["TP_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    join_group(connect_store(ADDR, port, timeout_s=60), index=rank, size=2)  # for raw gloo
-    transports = {name: make(name, rank, membership) for name in ports}
-    for name, transport in transports.items():
-        transport.open(Rendezvous(ADDR, ports[name], (0, 1), 60.0))
+    store = connect_store(ADDR, port, timeout_s=60)
+    join_group(store, index=rank, size=2)  # for raw gloo
+    opened = {name: open_transport(name, rank, membership, store) for name in names}
+    transports = {name: transport for name, (_, transport) in opened.items()}
     for shape in SHAPES:
         specs = (TensorSpec(shape, torch.float32),)
         size = specs[0].bytes
@@ -215,8 +216,9 @@ def measure(
             ours = {n: relay(rank, one, specs, 200, one=True) for n, one in transports.items()}
             trips.append((raw, ours))
         results.put((shape, rows, trips, costs))
-    for transport in transports.values():
+    for endpoint, transport in opened.values():
         transport.close()
+        endpoint.close()
 
 
 def free_of_contention() -> str:
@@ -270,13 +272,12 @@ def main() -> None:
     console.print(f"{free_of_contention()}; {ssl.OPENSSL_VERSION}", highlight=False)
     store, port = serve_store(ADDR)
     membership = Membership.from_text(make_key(), "benchmark")
-    served = {name: serve(name, membership) for name in arguments.transports}
-    ports = {name: port for name, (_, port) in served.items()}
+    names: list[str] = arguments.transports
     options = Options(arguments.repetitions, arguments.megabytes)
     context = multiprocessing.get_context("spawn")
     results = [context.Queue() for _ in range(2)]
     ranks = [
-        context.Process(target=measure, args=(rank, port, ports, membership, options, results[rank]))
+        context.Process(target=measure, args=(rank, port, names, membership, options, results[rank]))
         for rank in range(2)
     ]
     for process in ranks:
@@ -296,8 +297,6 @@ def main() -> None:
     for process in ranks:
         process.join()
     console.print(table)
-    for service, _ in served.values():
-        service.close()
     del store
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed.rpc
-from links import ADDR, make, serve
+from links import ADDR, open_transport
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +43,7 @@ from pipeedge.models.weights.writing import write_npz
 from pipeedge.run.activity import Activity
 from pipeedge.run.stage import Stage
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, Rendezvous, Transport
+from pipeedge.transport.base import Link, Packet, Transport
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.loopback import LocalLink
 from pipeedge.transport.membership import Membership
@@ -235,8 +235,8 @@ class Alternation:
 
     port: int
     """Port of the store through which they meet for barriers."""
-    ports: dict[str, int]
-    """Port of the rendezvous of each transport, in the order in which they are compared."""
+    pair: tuple[str, str]
+    """Names of the transports, in the order in which they are compared."""
     key: str
     weights: str
     microbatches: int
@@ -248,11 +248,8 @@ def alternating_rates(
 ) -> list[tuple[float, float]]:
     """Return the items per second over both transports, of each repetition."""
     key = key_of(directory)
-    membership = Membership.from_file(key)
     store, port = serve_store(ADDR)
-    served = {name: serve(name, membership) for name in pair}
-    ports = {name: port for name, (_, port) in served.items()}
-    told = Alternation(port, ports, str(key), str(weights), microbatches, repetitions)
+    told = Alternation(port, pair, str(key), str(weights), microbatches, repetitions)
     command = [sys.executable, __file__, "--alternate", json.dumps(asdict(told))]
     with (directory / "rates.txt").open("w+") as rates:
         watch(
@@ -263,8 +260,6 @@ def alternating_rates(
                 for rank in range(2)
             ]
         )
-        for service, _ in served.values():
-            service.close()
         del store
         rates.seek(0)
         return [tuple(json.loads(line)) for line in rates]
@@ -284,11 +279,11 @@ def alternate(rank: int, told: Alternation) -> None:
     stage = Stage(model.load(layers, Path(told.weights)), torch.device("cpu"))
     there = Link(0, 1, model.payload_specs(half, UBATCH, None))
     back = Link(1, 0, model.payload_specs(model.n_layers, UBATCH, None))
-    join_group(connect_store(ADDR, told.port, timeout_s=60), index=rank, size=2)  # for barriers
+    store = connect_store(ADDR, told.port, timeout_s=60)
+    join_group(store, index=rank, size=2)  # for barriers
     membership = Membership.from_file(Path(told.key))
-    transports = {name: make(name, rank, membership) for name in told.ports}
-    for name, transport in transports.items():
-        transport.open(Rendezvous(ADDR, told.ports[name], (0, 1), 60.0))
+    opened = {name: open_transport(name, rank, membership, store) for name in told.pair}
+    transports = {name: transport for name, (_, transport) in opened.items()}
     names = list(transports)
     for repetition in range(-1, told.repetitions):
         rates = {
@@ -297,8 +292,9 @@ def alternate(rank: int, told: Alternation) -> None:
         }
         if rank == 0 and repetition >= 0:
             print(json.dumps([rates[name] for name in names]), flush=True)
-    for transport in transports.values():
+    for endpoint, transport in opened.values():
         transport.close()
+        endpoint.close()
 
 
 def once(rank: int, transport: Transport, stage: Stage, there: Link, back: Link, count: int) -> float:

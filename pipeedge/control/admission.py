@@ -190,7 +190,7 @@ class Attendance:
         """Keep the facts that a waiting process states meanwhile; its heartbeats do not matter."""
         for claim in self._roster.claims.values():
             if claim.connection == connection and isinstance(message, Facts):
-                claim.facts = message.facts
+                claim.facts, claim.place = message.facts, message.place
 
     def heard(self, rank: int) -> Outgoing:
         """Note that a rank lives, whatever it said; refuse a process that wants to have its number."""

@@ -30,8 +30,10 @@ class Announcement(Generic[_Plan]):
     """Whether the session goes on, with other plans, when a rank but 0 and the data rank is lost."""
     line: str = ""
     """Notice for the user of what has happened and what is done, with another plan."""
+    token: bytes = b""
+    """Random bytes by which the participants know one another when they link."""
 
-    def encoded(self) -> Announcement[Raw]:
-        """Return the same with the plan as JSON."""
-        encoded: Announcement[Raw] = replace(cast(Any, self), plan=Raw(encode(self.plan)))
+    def encoded(self, token: bytes) -> Announcement[Raw]:
+        """Return the same with the plan as JSON, and with a token."""
+        encoded: Announcement[Raw] = replace(cast(Any, self), plan=Raw(encode(self.plan)), token=token)
         return encoded

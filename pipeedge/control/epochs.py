@@ -68,7 +68,7 @@ from msgspec import Raw
 
 from pipeedge.base.wording import figure
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.attempts import Attempts, Faults, Part
+from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import (
@@ -477,8 +477,7 @@ class Epochs:
     # -- effects: what is sent on the way to the next step ----------------------------------------
 
     def _prepare(self, announcement: Announcement[Raw]) -> Outgoing:
-        attempt = self._attempts.begin(announcement.participants)
-        return self._to(self._attempts.parts(attempt), Prepare(attempt.number, announcement.plan))
+        return self._ask_to_prepare(self._attempts.begin(announcement.participants), announcement)
 
     def _plan_without_the_lost(self, announcement: Announcement[Raw]) -> Outgoing:
         left_out = self._roster.left_out
@@ -492,8 +491,7 @@ class Epochs:
         return self._to(self._attempts.parts(self._attempts.current), Run(self.epoch))
 
     def _prepare_next(self, announcement: Announcement[Raw]) -> Outgoing:
-        attempt = self._attempts.begin_next(announcement.participants)
-        return self._to(self._attempts.parts(attempt), Prepare(attempt.number, announcement.plan))
+        return self._ask_to_prepare(self._attempts.begin_next(announcement.participants), announcement)
 
     def _run_next(self, _: object) -> Outgoing:
         change, attempt = self._change, self._attempts.next
@@ -601,6 +599,11 @@ class Epochs:
     def _drop_change(self, why: str) -> None:
         if self._change is not None:
             self.outcome, self._change = Dropped(why), None
+
+    def _ask_to_prepare(self, attempt: EpochAttempt, announcement: Announcement[Raw]) -> Outgoing:
+        places = self._roster.places()
+        prepare = Prepare(attempt.number, announcement.plan, announcement.token, places)
+        return self._to(self._attempts.parts(attempt), prepare)
 
     def _aborts(self, parts: Iterable[Part], line: str) -> Outgoing:
         return [message for part in parts for message in self._to([part], Abort(part[0], line))]

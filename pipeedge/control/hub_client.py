@@ -51,6 +51,7 @@ from pipeedge.control.messages import (
 )
 from pipeedge.control.turns import Turns
 from pipeedge.control.uplink import Uplink
+from pipeedge.transport.place import Place
 
 __all__ = ["Callbacks", "HubClient"]
 
@@ -147,9 +148,14 @@ class HubClient:
         self._uplink.send(Hello(self._rank, world_size, host))
         self._request_clock()
 
-    def facts(self, facts: object) -> None:
-        """Send the facts of this rank, which the hub compares with those of the other ranks."""
-        self._uplink.send(Facts(Raw(encode(facts))))
+    def facts(self, facts: object, place: Place | None = None) -> None:
+        """Send the facts of this rank, which the hub compares with those of the other ranks.
+
+        Args:
+            facts: The facts.
+            place: Place at which this rank listens for others; None if it does not.
+        """
+        self._uplink.send(Facts(Raw(encode(facts)), place))
 
     def record(self, text: str) -> None:
         """Send this rank's record of the run to the data rank. Must precede ``done``."""

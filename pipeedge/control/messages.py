@@ -39,6 +39,7 @@ from pipeedge.base.fields import (
 )
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.transport.place import Place
 
 __all__ = [
     "FROM_HUB",
@@ -106,6 +107,8 @@ class Facts(Message, frozen=True):
     """A rank states the facts that the hub compares."""
 
     facts: Raw
+    place: Place | None = None
+    """Place at which it listens for other ranks; None if it does not."""
 
 
 class Beat(Message, frozen=True):
@@ -205,6 +208,10 @@ class Prepare(Message, frozen=True):
 
     epoch: Positive
     plan: Raw
+    token: bytes = b""
+    """Random bytes that only the participants know, in base64; new for each epoch."""
+    places: Mapping[Count, Place] = {}
+    """Place at which each member of the session listens, if it does."""
 
 
 class Run(Message, frozen=True):

@@ -16,6 +16,7 @@ from msgspec import Raw
 from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import Message
+from pipeedge.transport.place import Place
 
 __all__ = ["Claim", "Members", "Outgoing", "Roster", "Seat"]
 
@@ -34,6 +35,8 @@ class Seat:
     heard_at: float
     """Time of its last message, in seconds of the hub's clock."""
     facts: Raw | None = None
+    place: Place | None = None
+    """Place at which it listens for other ranks, if it does."""
     agrees: bool = False
     """Whether rank 0 has found its facts to agree with those of the others."""
     status: RankStatus = field(default_factory=RankStatus)
@@ -56,6 +59,7 @@ class Claim:
     connection: int
     host: str
     facts: Raw | None = None
+    place: Place | None = None
 
 
 class Roster:
@@ -103,6 +107,10 @@ class Roster:
             if seat.facts is not None and seat.agrees
         }
 
+    def places(self) -> dict[int, Place]:
+        """Return the place of each member that listens for others."""
+        return {rank: seat.place for rank, seat in sorted(self.seats.items()) if seat.place is not None}
+
     def name(self, rank: int) -> str:
         """Return ``rank 2 (stage 1, layers 13-24, on host pi3)``, as far as it is known."""
         known = self.seats.get(rank)
@@ -134,14 +142,16 @@ class Roster:
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def seat(self, rank: int, connection: int, host: str, now: float, facts: Raw | None = None) -> None:
-        """Give a process the seat of ``rank``, which is free."""
-        self.seats[rank] = Seat(connection, host, now, facts)
+    def seat(self, rank: int, connection: int, host: str, now: float) -> Seat:
+        """Give a process the seat of ``rank``, which is free, and return it."""
+        self.seats[rank] = Seat(connection, host, now)
         self.rank_of[connection] = rank
+        return self.seats[rank]
 
     def remove(self, rank: int, now: float) -> None:
         """Free the seat of ``rank``, which is lost; its claimant gets it, if there is one."""
         self.rank_of.pop(self.seats.pop(rank).connection, None)
         claim = self.claims.pop(rank, None)
         if claim is not None:
-            self.seat(rank, claim.connection, claim.host, now, claim.facts)
+            seat = self.seat(rank, claim.connection, claim.host, now)
+            seat.facts, seat.place = claim.facts, claim.place

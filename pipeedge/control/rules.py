@@ -165,7 +165,7 @@ class HubState:
         seat = self.roster.seats[rank]
         if seat.facts is not None:
             raise ValueError(facts.kind)
-        seat.facts = facts.facts
+        seat.facts, seat.place = facts.facts, facts.place
         return []
 
     def _take_failed(self, rank: int, failed: Failed, now: float) -> Outgoing:

@@ -13,6 +13,7 @@ peer to its cause.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -40,11 +41,12 @@ from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.hub_client import Callbacks, HubClient
-from pipeedge.control.messages import Brief, Planned, Summary
+from pipeedge.control.messages import Brief, Planned, Prepare, Summary
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen
 from pipeedge.transport.membership import Membership
+from pipeedge.transport.place import TOKEN_BYTES, Place
 from pipeedge.transport.rendezvous import agent_store
 
 __all__ = ["Session", "report_early_failure"]
@@ -189,6 +191,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         facts: _Facts,
         decide: Callable[[Mapping[int, _Facts]], Announcement[_Plan] | Refusal],
         going_on: GoingOn[_Facts, _Plan] | None = None,
+        place: Place | None = None,
     ) -> _Plan:
         """Send the facts of this rank and return the plan.
 
@@ -196,11 +199,12 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             facts: Facts of this rank.
             decide: Called on rank 0 with the facts of all ranks that are not left out, by rank.
             going_on: Further decisions of rank 0, if the session goes on after failures.
+            place: Place at which this rank listens for others, who hear it with each plan.
 
         Raises:
             PipeEdgeError: There is no plan; every rank has the same line.
         """
-        self.state(facts)
+        self.state(facts, place)
         if self.serves_hub and self.decide(decide) and going_on is not None:
             further = threading.Thread(
                 target=self._decide_further, args=(going_on,), name="planner", daemon=True
@@ -218,7 +222,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             if isinstance(decision, Refusal):
                 hub.give_up(task, decision.line, decision.exit_code)
             else:
-                hub.plan_again(task, decision.encoded())
+                hub.plan_again(task, _encoded(decision))
 
     def _review(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
         """Return why a process cannot be a spare, or None if it can."""
@@ -252,11 +256,11 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """
         if self._hub is None:
             raise PipeEdgeError("only rank 0 decides")
-        return self._hub.change_to(since, announcement.encoded())
+        return self._hub.change_to(since, _encoded(announcement))
 
-    def state(self, facts: _Facts) -> None:
-        """Send the facts of this rank."""
-        self.member.facts(facts)
+    def state(self, facts: _Facts, place: Place | None = None) -> None:
+        """Send the facts of this rank, and the place at which it listens for others, if it does."""
+        self.member.facts(facts, place)
 
     def decide(
         self,
@@ -278,7 +282,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         if isinstance(decision, Refusal):
             self._hub.refuse(decision.line, decision.exit_code)
         elif decision is not None:
-            self._hub.plan(decision.encoded())
+            self._hub.plan(_encoded(decision))
             return decision.goes_on
         return False
 
@@ -312,12 +316,20 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         with decoding("the plan of rank 0"):
             return self._forms.plan(plan)
 
-    def start(self) -> None:
-        """Report that this rank, a participant of a session of one epoch, is ready; wait until all are."""
-        turns = self.member.turns
-        order = turns.next()
-        if order is not None:
-            turns.ready(order.prepare.epoch)
+    def prepare(self) -> Prepare:
+        """Wait until this rank, a participant of a session of one epoch, is to prepare its part.
+
+        Raises:
+            PipeEdgeError: The session failed.
+        """
+        order = self.member.turns.next()
+        if order is None:
+            raise PipeEdgeError("the session is over before it has begun")
+        return order.prepare
+
+    def start(self, prepared: Prepare) -> None:
+        """Report that this rank has prepared its part, and wait until all have."""
+        self.member.turns.ready(prepared.epoch)
 
     def finish(self, stats: _Stats) -> Mapping[int, _Stats]:
         """Report that this rank has done its part; return the stats of all ranks, by rank."""
@@ -331,6 +343,11 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             with decoding(f"the result of rank {rank}"):
                 stats[rank] = self._forms.stats(text)
         return stats
+
+
+def _encoded(announcement: Announcement[_Plan]) -> Announcement[Raw]:
+    """Return an announcement as the hub sends it, with a token of its own."""
+    return announcement.encoded(secrets.token_bytes(TOKEN_BYTES))
 
 
 @contextmanager

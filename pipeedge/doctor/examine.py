@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +21,7 @@ from pipeedge.control.liveness import RankStatus
 from pipeedge.control.session import Session
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem_from, warning
 from pipeedge.doctor.link_checks import check_links, check_promises
-from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, MeetingPoint, measure_links
+from pipeedge.doctor.link_work import LinkRound, MeasuredLinks, link_endpoint, measure_links
 from pipeedge.doctor.network_checks import diagnose_dial
 from pipeedge.doctor.network_look import NetworkLook, look_at_network, own_addresses
 from pipeedge.doctor.notes import ExaminationOver, FindingLog
@@ -33,7 +34,8 @@ from pipeedge.plan.spec_writing import add_links
 from pipeedge.plan.specs import SpecFiles
 from pipeedge.request.config import RunRequest, WorldRequest
 from pipeedge.request.options import DoctorCommand
-from pipeedge.transport.interfaces import is_loopback
+from pipeedge.transport.base import Endpoint, Rendezvous
+from pipeedge.transport.interfaces import is_loopback, link_address, use_interface
 from pipeedge.transport.membership import Membership, load_membership, open_to_all
 
 __all__ = ["examine"]
@@ -97,14 +99,12 @@ class _Examination:
         self._neighbors_file: Path | None = command.neighbors_file
         self._probe = probe
         self._notes = FindingLog(self._rank, say)
-        self._meeting = MeetingPoint(command.request.transport, command.request.world)
         self._files: SpecFiles | None = None  # on rank 0, once it has reviewed all ranks
 
     def run(self) -> int:
         """Examine this rank, alone and with the others; return the exit status."""
         try:
             membership = self._look_at_key()
-            self._meeting = MeetingPoint(self._request.transport, self._world, membership)
             network = look_at_network(self._world, self._notes)
             self._examine_together(network, membership)
         except ExaminationOver:
@@ -150,7 +150,8 @@ class _Examination:
             with session:
                 self._open_hub(session)
                 self._connect(session, network.resolved)
-                self._exchange(session, network)
+                with closing(link_endpoint(self._request.transport, world, membership)) as endpoint:
+                    self._exchange(session, network, endpoint)
         except PipeEdgeError as error:
             self._notes.add(problem_from("ranks", error))
             raise ExaminationOver from error
@@ -189,17 +190,27 @@ class _Examination:
         if self._rank != 0:
             self._notes.add_own(ok("port", f"rank 0 answers at {world.addr}:{world.port}"))
 
-    def _exchange(self, session: _Session, network: NetworkLook) -> None:
+    def _exchange(self, session: _Session, network: NetworkLook, endpoint: Endpoint) -> None:
         """Tell the others what this rank is, hear the plan, and measure its links."""
         look = look_at_run(self._request, self._notes, self._probe, self._neighbors_outputs())
         own = _Facts(dict(look.facts), _as_sent(self._notes.findings))
-        plan = session.agree(own, lambda known: self._decide(known, look))
+        world, place = self._world, None
+        interface = network.interface or ""
+        if world.size > 1:
+            place = endpoint.listen(link_address(interface, world.addr, world.port))
+        plan = session.agree(own, lambda known: self._decide(known, look), place=place)
         self._note_findings(plan)
-        session.start()
+        order = session.prepare()
+        session.start(order)
         clock = self._probe.clock()  # every rank hears the start at the same moment, nearly
         links = MeasuredLinks()
         if plan.links is not None and self._rank in plan.links.members:
-            links = measure_links(plan.links, self._world, network.interface, self._meeting, session.member)
+            use_interface(interface)
+            rendezvous = Rendezvous(
+                world.addr, plan.links.members, order.places, world.timeout_s, order.epoch, order.token
+            )
+            transport = endpoint.transport()
+            links = measure_links(plan.links, self._rank, transport, rendezvous, session.member)
         told = session.finish(_Stats(clock, links))
         pairs = () if plan.links is None else plan.links.pairs
         measured = {
@@ -235,7 +246,7 @@ class _Examination:
         findings += [finding for finding in _as_sent(self._notes.findings) if finding not in findings]
         measured = None
         if pairs and exit_status(findings) == 0:
-            measured = LinkRound(tuple(pairs), members, self._meeting.serve(members))
+            measured = LinkRound(tuple(pairs), members)
         return Announcement(
             _ExaminationPlan(tuple(findings), measured), participants=tuple(range(self._world.size))
         )

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from pipeedge.base.errors import one_line
-from pipeedge.base.fields import Count, Line, Port
+from pipeedge.base.fields import Count, Line
 from pipeedge.control.hub_client import HubClient
 from pipeedge.plan.link_speed import Estimate, estimate_link
 from pipeedge.request.config import TransportRequest, WorldRequest
-from pipeedge.transport.interfaces import use_interface
 
 if TYPE_CHECKING:
-    from pipeedge.transport.base import RendezvousService, Transport
+    from pipeedge.transport.base import Endpoint, Rendezvous, Transport
     from pipeedge.transport.membership import Membership
 
-__all__ = ["LinkRound", "MeasuredLinks", "MeetingPoint", "measure_links"]
+__all__ = ["LinkRound", "MeasuredLinks", "link_endpoint", "measure_links"]
 
 _CONNECT_S = 4.0
 """Seconds for connecting the links."""
@@ -31,50 +30,24 @@ _MAX_ERROR = 400
 """Characters of an error that the other ranks are told."""
 
 
-class MeetingPoint:
-    """The rendezvous of the links, served on rank 0 until all have met; and the transport to measure them.
+def link_endpoint(request: TransportRequest, world: WorldRequest, membership: Membership | None) -> Endpoint:
+    """Return this rank among those whose links are measured.
 
     Links are measured over TCP if the run uses that, else over gloo, which has the same wire as RPC.
     """
+    from pipeedge.transport.choice import make_endpoint
 
-    def __init__(
-        self, request: TransportRequest, world: WorldRequest, membership: Membership | None = None
-    ) -> None:
-        """Take the settings; ``serve`` binds a port, on rank 0 alone."""
-        self._membership = membership
-        self._request = request if request.comm == "tcp" else TransportRequest()
-        self._world = world
-        self._service: RendezvousService | None = None
-
-    def serve(self, members: Sequence[int]) -> int:
-        """Serve the rendezvous of ``members``; return its port."""
-        from pipeedge.transport.choice import make_rendezvous
-
-        self._service = make_rendezvous(self._request, self._world.addr, self._membership)
-        return self._service.serve(members)
-
-    def transport(self) -> Transport:
-        """Return the transport of this rank, still closed."""
-        from pipeedge.transport.choice import make_transport
-
-        return make_transport(self._request, self._world.rank, self._membership)
-
-    def close(self) -> None:
-        """Serve the rendezvous no longer, if this rank did."""
-        if self._service is not None:
-            self._service.close()
-            self._service = None
+    measured = request if request.comm == "tcp" else TransportRequest()
+    return make_endpoint(measured, world.rank, world.addr, membership)
 
 
 class LinkRound(Struct, frozen=True):
-    """Links to measure, and where their ranks meet."""
+    """Links to measure."""
 
     pairs: tuple[tuple[Count, Count], ...]
     """Source and destination rank of each link."""
     members: tuple[Count, ...]
     """Ranks at the ends of the links."""
-    store_port: Port
-    """Port of the rendezvous on rank 0."""
 
 
 class MeasuredLinks(Struct, frozen=True):
@@ -87,15 +60,15 @@ class MeasuredLinks(Struct, frozen=True):
 
 
 def measure_links(
-    links: LinkRound, world: WorldRequest, interface: str | None, meeting: MeetingPoint, member: HubClient
+    links: LinkRound, rank: int, transport: Transport, rendezvous: Rendezvous, member: HubClient
 ) -> MeasuredLinks:
     """Measure the links that begin here, and answer on those that end here.
 
     Args:
         links: Links of the plan, of which this rank is a member.
-        world: The ranks.
-        interface: Interface of the links.
-        meeting: Where all ranks meet; closed when they have.
+        rank: This rank.
+        transport: Transport of the links, still closed.
+        rendezvous: How the members find one another.
         member: Ends the measurements with the session.
 
     Returns:
@@ -104,14 +77,13 @@ def measure_links(
     Raises:
         PipeEdgeError: The session ended.
     """
-    use_interface(interface or "")
     estimates: dict[int, Estimate] = {}
     errors: list[str] = []
     connected, over = threading.Event(), threading.Event()
 
     def work() -> None:
         try:
-            _exchange(links, world, interface or "", meeting, connected, estimates)
+            _exchange(links, rank, transport, rendezvous, connected, estimates)
         except Exception as error:  # told to all, by the thread that waits for this one
             errors.append(one_line(error)[:_MAX_ERROR])
         finally:
@@ -134,27 +106,24 @@ def measure_links(
 
 def _exchange(
     links: LinkRound,
-    world: WorldRequest,
-    interface: str,
-    meeting: MeetingPoint,
+    rank: int,
+    transport: Transport,
+    rendezvous: Rendezvous,
     connected: threading.Event,
     estimates: dict[int, Estimate],
 ) -> None:
     """Connect, then measure or answer link by link; figures go to ``estimates`` as they come."""
     from pipeedge.doctor.links import PASSES, LinkMeter, answer_link
-    from pipeedge.transport.base import Rendezvous
 
-    transport = meeting.transport()
-    transport.open(Rendezvous(world.addr, links.store_port, links.members, world.timeout_s, interface))
-    meeting.close()  # all have met
+    transport.open(rendezvous)
     connected.set()
     meters = {number: LinkMeter(*pair) for number, pair in enumerate(links.pairs)}
     for _ in range(PASSES):
         for number, (source, destination) in enumerate(links.pairs):
-            if source == world.rank:
+            if source == rank:
                 meters[number].measure(transport, _LINK_S / PASSES)
                 # One assignment: the other thread may take the figures at any moment.
                 estimates[number] = estimate_link(meters[number].rounds)
-            elif destination == world.rank:
+            elif destination == rank:
                 answer_link(transport, source, destination)
     transport.close()

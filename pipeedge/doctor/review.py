@@ -96,7 +96,7 @@ def _plan(
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
     if data.get("items") is None:
         return None  # the input cannot be read, which the data rank reports
-    # The plan is needed only for who sends what to whom, so it has no weight server and no prediction.
+    # The plan is needed only for who sends what to whom, so it has no prediction.
     size, tokens = planned.microbatch_size or request.microbatch_size, data["max_tokens"]
     return Plan(
         planned.schedule,
@@ -104,7 +104,6 @@ def _plan(
         data["items"],
         size,
         tokens,
-        None,
         None,
         compression=request.links.compression,
         pixel_table=data["pixel_table"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeedge.base.fields import Count, LongLine, Port, Positive, Text
+from pipeedge.base.fields import Count, LongLine, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
 from pipeedge.compress import wire_specs
@@ -66,8 +66,6 @@ class Plan:
     """Number of items, or None for an input without end."""
     microbatch_size: Positive
     max_tokens: Count | None
-    store_port: Port | None
-    """Port at ``--addr`` of the store through which links connect; None if there are no links."""
     prediction: Prediction | None
     compression: CompressionRequest = field(default_factory=CompressionRequest)
     pixel_table: Text | None = None

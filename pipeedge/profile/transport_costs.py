@@ -26,7 +26,7 @@ from pipeedge.request.config import TransportRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Rendezvous, Transport
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.choice import make_endpoint
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 
@@ -106,10 +106,15 @@ def _open(name: str) -> Iterator[tuple[Transport, Transport, tuple[int, int]]]:
     request = TransportRequest(comm)
     membership = Membership.from_text(make_key(), "profile") if secured else None
     ranks = (0,) if comm == "rpc" else (0, 1)
-    transports = [make_transport(request, rank, membership) for rank in ranks]
-    service = make_rendezvous(request, _ADDR, membership)
-    rendezvous = Rendezvous(_ADDR, service.serve(ranks), ranks, _TIMEOUT_S)
-    try:
+    with contextlib.ExitStack() as stack:
+        endpoints = [
+            stack.enter_context(contextlib.closing(make_endpoint(request, rank, _ADDR, membership)))
+            for rank in ranks
+        ]
+        places = {rank: one.listen(_ADDR) for rank, one in zip(ranks, endpoints, strict=True)}
+        listening = {rank: place for rank, place in places.items() if place is not None}
+        rendezvous = Rendezvous(_ADDR, ranks, listening, _TIMEOUT_S)
+        transports = [one.transport() for one in endpoints]
         _together([lambda one=one: one.open(rendezvous) for one in transports])  # type: ignore[misc]
         try:
             yield transports[0], transports[-1], (ranks[0], ranks[-1])
@@ -119,8 +124,6 @@ def _open(name: str) -> Iterator[tuple[Transport, Transport, tuple[int, int]]]:
             raise
         finally:
             _together([one.close for one in transports])
-    finally:
-        service.close()
 
 
 def _together(calls: Sequence[Callable[[], None]]) -> None:

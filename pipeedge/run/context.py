@@ -16,7 +16,8 @@ from pipeedge.models import Model
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
-from pipeedge.transport.base import RendezvousService, Transport
+from pipeedge.transport.base import Endpoint, Transport
+from pipeedge.transport.place import Place
 
 if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
@@ -90,16 +91,24 @@ class Transports:
     """The transports of a rank: one for each plan in which it has a part at the same time.
 
     Args:
-        make: Returns another one.
+        endpoint: Endpoint of this rank, which makes them.
     """
 
-    def __init__(self, make: Callable[[], Transport]) -> None:
-        self._make = make
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._made: list[Transport] = []
+
+    def listen(self, address: str) -> Place | None:
+        """Listen for other ranks at an address of this machine; return where, if they need to know."""
+        return self._endpoint.listen(address)
+
+    def stop_listening(self) -> None:
+        """Listen no longer; links that are open stay so."""
+        self._endpoint.close()
 
     def new(self) -> Transport:
         """Return a transport that is not open yet."""
-        transport = self._make()
+        transport = self._endpoint.transport()
         self._made.append(transport)
         return transport
 
@@ -122,10 +131,6 @@ class RankContext:
     transports: Transports
     transport: Transport
     """Transport of the plan that this is for."""
-    open_rendezvous: Callable[[], RendezvousService]
-    """Returns another rendezvous, not served yet."""
-    rendezvous: RendezvousService
-    """Rendezvous of the links, served by rank 0."""
     open_ends: OpenEnds | None = None
     """Opens input and results on the data rank; None if they are the files of the request."""
     begins: Callable[[], None] = lambda: None
@@ -206,11 +211,6 @@ class RankContext:
         limit_s = Limits.within(self.request.world.timeout_s).stall_s if too_long is not None else None
         if not self.crew.wait(limit_s):
             raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")
-
-    def stop_serving_rendezvous(self) -> None:
-        """Stop serving the rendezvous, unless the transport needs it until it is closed."""
-        if not self.transport.keeps_rendezvous:
-            self.rendezvous.close()
 
 
 @contextmanager

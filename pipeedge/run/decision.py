@@ -100,7 +100,7 @@ class Decider:
         """Plans for the speed that the hosts of the run have had lately; None if it is not known."""
 
     def decide(self, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
-        """Compare the facts of all ranks, decide the schedule, and serve the links' rendezvous."""
+        """Compare the facts of all ranks, and decide the schedule."""
         mismatch = disagreement(facts)
         if mismatch is not None:
             return Refusal(mismatch)
@@ -122,7 +122,6 @@ class Decider:
             microbatch_size=planned.microbatch_size or request.microbatch_size,
             max_tokens=known.max_tokens,
             pixel_table=known.pixel_table,
-            store_port=None,
             prediction=planned.prediction,
             compression=request.links.compression,
             record_rows=known.record_rows,
@@ -176,7 +175,6 @@ class Decider:
             before,
             schedule=planned.schedule,
             prediction=planned.prediction,
-            store_port=None,
             cause=remaining.cause,
             lost=remaining.lost,
         )
@@ -206,18 +204,10 @@ class Decider:
             before,
             schedule=planned.schedule,
             prediction=planned.prediction,
-            store_port=None,
             cause=cause,
             lost=(),
         )
-        # A rendezvous of its own: if a rank is lost meanwhile, the next plan has its own, too.
-        rendezvous = self._context.open_rendezvous()
-        try:
-            if len(plan.participants) > 1:
-                plan = dataclasses.replace(plan, store_port=rendezvous.serve(plan.participants))
-            outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
-        finally:
-            rendezvous.close()
+        outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         if isinstance(outcome, Switched) and self._plan is before:  # otherwise a rank was lost since then
             self._plan = plan
             self._held.loads(plan.schedule)
@@ -233,10 +223,6 @@ class Decider:
         return mismatch
 
     def _announced(self, plan: Plan) -> Announcement[Plan]:
-        rendezvous = self._context.rendezvous
-        rendezvous.close()
-        if len(plan.participants) > 1:
-            plan = dataclasses.replace(plan, store_port=rendezvous.serve(plan.participants))
         self._plan = plan
         self._held.loads(plan.schedule)
         return _announcement(plan)

@@ -23,6 +23,7 @@ from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
 from pipeedge.control.hub_client import HubClient
+from pipeedge.control.messages import Prepare
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
@@ -31,7 +32,13 @@ from pipeedge.run.rank_parts import Attempt, Parts, make_parts
 from pipeedge.run.stage import resolve_device
 from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
-from pipeedge.transport.interfaces import choose_interface, interface_addresses, use_interface
+from pipeedge.transport.interfaces import (
+    choose_interface,
+    interface_addresses,
+    link_address,
+    use_interface,
+)
+from pipeedge.transport.place import Place
 
 if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data import DataEnds, ResultSink
@@ -70,6 +77,8 @@ class Prepared:
     """Options of this rank, for comparison with the others."""
     progress: DataProgress | None = None
     """Progress through the input, on the data rank."""
+    place: Place | None = None
+    """Place at which this rank listens for others, if they need to find it."""
 
 
 @contextmanager
@@ -85,6 +94,11 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
             weights = context.wait_for_value("read", lambda: _look_at_weights(context))
         device = resolve_device(request.model.device)
         interface = choose_interface(request.world.socket_ifname, request.world.addr, request.world.port)
+        place = None
+        if request.world.size > 1:
+            stack.callback(context.transports.stop_listening)
+            address = link_address(interface, request.world.addr, request.world.port)
+            place = context.transports.listen(address)
         exporter = _open_exporter(context, interface)
         if exporter is not None:
             stack.callback(exporter.close)
@@ -97,7 +111,7 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
             for note in data.notes:
                 context.warn(note)
         facts = find_facts(context, weights, data)
-        prepared = Prepared(device, interface, exporter, data, facts, progress)
+        prepared = Prepared(device, interface, exporter, data, facts, progress, place)
         to_close = stack.pop_all()
     with to_close:
         yield prepared
@@ -143,7 +157,7 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         trial = HeldOutTrial(context.request, context.model, prepared.data.held_out, prepared.device)
     decider = Decider(context, trial, lambda: session.left_out)
     going_on = GoingOn(decider.plan_again, decider.review)
-    plan = session.agree(prepared.facts, decider.decide, going_on)
+    plan = session.agree(prepared.facts, decider.decide, going_on, prepared.place)
     if session.serves_hub:
         if context.request.schedule.watched and context.request.world.size > 1:
             from pipeedge.run.live_planning import watch_run  # only rank 0 needs the scheduler
@@ -159,19 +173,21 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     return plan
 
 
-def connect(context: RankContext, plan: Plan, interface: str, epoch: int) -> None:
+def connect(context: RankContext, plan: Plan, interface: str, order: Prepare) -> None:
     """Join the group of all that have a part in the plan, unless this rank is alone.
 
     Args:
         context: This rank.
         plan: The plan.
         interface: Network interface of the links.
-        epoch: Number of the epoch.
+        order: Message of the hub with the plan, which says where the others listen.
 
     Raises:
         PeerError: The links do not open.
     """
-    if plan.store_port is None:
+    if len(plan.participants) < 2:
+        if not plan.goes_on:
+            context.transports.stop_listening()  # nobody comes
         return
     use_interface(interface)
     world, transport = context.request.world, context.transport
@@ -180,10 +196,9 @@ def connect(context: RankContext, plan: Plan, interface: str, epoch: int) -> Non
         context.warn(exposed)
     # In a run that goes on, a link that does not open is to be named before everybody gives up on it.
     timeout_s = _IN_TIME * world.timeout_s if plan.goes_on else world.timeout_s
-    rendezvous = Rendezvous(world.addr, plan.store_port, plan.participants, timeout_s, interface, epoch)
+    rendezvous = Rendezvous(world.addr, plan.participants, order.places, timeout_s, order.epoch, order.token)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
     _wait_for_links(context, plan, interface, lambda: transport.open(rendezvous))
-    context.stop_serving_rendezvous()
 
 
 def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: Callable[[], None]) -> None:

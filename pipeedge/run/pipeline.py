@@ -34,8 +34,7 @@ from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.phases import agree, prepare
 from pipeedge.run.rank_epochs import take_turns
-from pipeedge.transport.base import RendezvousService
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.choice import make_endpoint
 from pipeedge.transport.interfaces import is_loopback
 from pipeedge.transport.membership import load_membership, open_to_all
 
@@ -75,12 +74,8 @@ def run(
     world = request.world
     if membership is None and _speaks_openly(request):
         warn(open_to_all())
-    transports = Transports(lambda: make_transport(request.transport, world.rank, membership))
+    transports = Transports(make_endpoint(request.transport, world.rank, world.addr, membership))
     threads = threads or Threads()
-
-    def open_rendezvous() -> RendezvousService:
-        return make_rendezvous(request.transport, world.addr, membership)
-
     context = RankContext(
         request,
         model,
@@ -88,8 +83,6 @@ def run(
         warn,
         transports,
         transports.new(),
-        open_rendezvous,
-        open_rendezvous(),
         open_ends,
         begins,
         threads=threads,

@@ -24,7 +24,7 @@ from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.control.epoch_member import MemberStep
-from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
+from pipeedge.control.messages import Declined, LinkLost, Passed, Prepare, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.observe.monitoring import Monitor
 from pipeedge.plan.planning import Plan
@@ -63,7 +63,6 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
     if turn is None or turn.parts is None:
         if session.serves_hub:
             session.summary()
-            context.rendezvous.close()
         return None
     # Not with the crew of the epoch, which may have been stopped.
     of_last = dataclasses.replace(context, transport=turn.context.transport)
@@ -84,7 +83,8 @@ class _Turn:
 
     context: RankContext
     """This rank, with a crew, links and counters of its own for the epoch."""
-    epoch: int
+    order: Prepare
+    """Message of the hub that has begun it."""
     plan: Plan
     before: _Turn | None
     """The epoch that runs, if this one is to take its place, until it has ended."""
@@ -94,6 +94,11 @@ class _Turn:
     runs: bool = False
     hidden: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Set once its progress is not shown any longer."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self.order.epoch
 
 
 class _Rank:
@@ -129,9 +134,7 @@ class _Rank:
         with self._changing:
             # If it has ended since, the hub has stopped both.
             before = next((one for one in self._active if one.epoch == order.beside), None)
-            turn = _Turn(
-                self._context.for_epoch(), order.prepare.epoch, plan, before, order.beside is not None
-            )
+            turn = _Turn(self._context.for_epoch(), order.prepare, plan, before, order.beside is not None)
             self._active = (*self._active, turn)
 
         def stop() -> None:
@@ -204,7 +207,7 @@ class _Rank:
         context, plan, prepared, before = turn.context, turn.plan, self._prepared, turn.before
         if self._log is not None and not turn.is_change:
             self._log.prepared(turn.epoch, plan)
-        connect(context, plan, prepared.interface, turn.epoch)
+        connect(context, plan, prepared.interface, turn.order)
         stage = self._loaded.take(self._context, plan, context.crew, beside=turn.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(context, plan, prepared.exporter)
@@ -234,7 +237,7 @@ class _Rank:
         return progress is not None and progress.ledger.complete
 
     def _report(self, turn: _Turn, error: PeerError) -> None:
-        """Tell the hub which link is broken; without a name it is taken for that to rank 0's rendezvous."""
+        """Tell the hub which link is broken; without a name it is taken for that to rank 0."""
         peer = 0 if error.peer is None else error.peer
         if peer != self._context.rank:
             self._turns.say(LinkLost(turn.epoch, peer, one_line(error)))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from msgspec import Raw
 
-from pipeedge.base.fields import Port, decode
+from pipeedge.base.fields import decode
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.observe.timeline import stages_label
@@ -36,8 +36,6 @@ class TrainingPlan:
 
     layers: tuple[LayerRange, ...]
     """Layers of each stage."""
-    store_port: Port
-    """Port of the rendezvous store on worker 0."""
 
 
 def read_plan(setup: TrainingSetup, text: Raw) -> TrainingPlan:

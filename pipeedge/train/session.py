@@ -31,6 +31,7 @@ from pipeedge.base.machine import peak_rss_mb
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.forms import Forms, Refusal
 from pipeedge.control.hub_client import Callbacks, HubClient
+from pipeedge.control.messages import Prepare
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.observe.records import Recording
 from pipeedge.observe.timeline import LaneId
@@ -52,9 +53,11 @@ from pipeedge.train.preparing import TrainingSetup, order_of, prepare_training
 from pipeedge.train.recording import WorkerRecord
 from pipeedge.train.report import TrainingReport, print_report
 from pipeedge.train.request import TrainingRequest
+from pipeedge.transport.base import STORE_RANK, Rendezvous
 from pipeedge.transport.interfaces import choose_interface, is_loopback, use_interface
 from pipeedge.transport.membership import Membership, load_membership
-from pipeedge.transport.rendezvous import RendezvousServer, connect_store, join_group
+from pipeedge.transport.place import Place
+from pipeedge.transport.rendezvous import StoreServer, connect_store, join_group
 
 __all__ = ["describe_openness", "show", "train"]
 
@@ -103,15 +106,17 @@ def train(request: TrainingRequest, console: Console, warn: Callable[[str], None
     callbacks = Callbacks(status=log.activity.status, notify=warn)
     with Session(request.world, _forms(setup), callbacks, membership=membership) as session:
         session.open()
-        plan, rendezvous = _agree(setup, session, log)
+        store = StoreServer(request.world.addr)
+        plan = _agree(setup, session, log, store.listen() if request.world.rank == STORE_RANK else None)
+        order = session.prepare()
         crew, member = Crew(), session.member
         member.set_hub_name(worker_name(setup.order, 0, plan.layers))
         member.on_end(lambda: crew.stop(member.error))
         with log.activity.busy("making its stages"):
-            _connect(request.world, plan.store_port)
-            rendezvous.close()  # all have met
+            _connect(request.world, order)
+            store.close()  # all have met
             loop = BatchLoop(setup, plan.layers, log, console, warn)
-        session.start()
+        session.start(order)
         startup_s = time.time() - psutil.Process().create_time()
         crew.start("train", loop.run)
         crew.wait()
@@ -135,10 +140,16 @@ def _forms(setup: TrainingSetup) -> Forms[Options, TrainingPlan, None]:
 
 
 def _agree(
-    setup: TrainingSetup, session: _TrainingSession, log: WorkerLog
-) -> tuple[TrainingPlan, RendezvousServer]:
-    """Compare the facts of all workers; return worker 0's plan, and the rendezvous that it serves."""
-    rendezvous = RendezvousServer(setup.request.world.addr)
+    setup: TrainingSetup, session: _TrainingSession, log: WorkerLog, place: Place | None
+) -> TrainingPlan:
+    """Compare the facts of all workers; return worker 0's plan.
+
+    Args:
+        setup: The training.
+        session: Session of the workers.
+        log: Log of this worker.
+        place: Place of the store through which the workers connect, on worker 0.
+    """
 
     def decide(
         facts: Mapping[int, Mapping[str, Any]],
@@ -150,19 +161,21 @@ def _agree(
             layers = divide_layers(setup.request, setup.network, setup.order)
         workers = tuple(range(setup.order.workers))
         return Announcement(
-            TrainingPlan(layers, rendezvous.serve(workers)),
+            TrainingPlan(layers),
             participants=workers,
             names={worker: worker_name(setup.order, worker, layers) for worker in workers},
             data_rank=0,
         )
 
-    return session.agree(training_facts(setup), decide), rendezvous
+    return session.agree(training_facts(setup), decide, place=place)
 
 
-def _connect(world: WorldRequest, store_port: int) -> None:
+def _connect(world: WorldRequest, order: Prepare) -> None:
     """Join torch's default group, over which ``torch.distributed.pipelining`` sends."""
     use_interface(choose_interface(world.socket_ifname, world.addr, world.port))
-    store = connect_store(world.addr, store_port, timeout_s=world.timeout_s)
+    workers = tuple(range(world.size))
+    rendezvous = Rendezvous(world.addr, workers, order.places, world.timeout_s)
+    store = connect_store(world.addr, rendezvous.store_port, timeout_s=world.timeout_s)
     try:
         join_group(store, index=world.rank, size=world.size)
     except (RuntimeError, ValueError) as error:

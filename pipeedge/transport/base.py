@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct
 
+from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.transport.place import TOKEN_BYTES, Place
 
 __all__ = [
     "OWNED",
+    "STORE_RANK",
+    "Endpoint",
     "Link",
     "Packet",
     "PacketMemory",
     "Receipt",
     "Receiver",
     "Rendezvous",
-    "RendezvousService",
     "Reserved",
     "Sender",
     "Shipment",
     "Transport",
     "unbound",
 ]
+
+
+STORE_RANK = 0
+"""Rank that serves the store through which gloo and RPC form their groups."""
 
 
 class PacketMemory(Protocol):
@@ -177,34 +184,56 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the members of a group meet to open their links; the same on all, but for ``interface``."""
+    """How the members of a group find one another; the same on all, but for ``addr``."""
 
     addr: str
-    """Address at which the rendezvous is served."""
-    port: int
-    """Port at which the rendezvous is served."""
+    """Address of rank 0, as this rank knows it."""
     members: tuple[int, ...]
     """Ranks of the group, in the same order on every member."""
+    places: Mapping[int, Place]
+    """Place at which each rank listens: over TCP all members; otherwise rank 0, with a store."""
     timeout_s: float
-    """Seconds to wait for the rendezvous to answer."""
-    interface: str = ""
-    """Network interface of this member's links; empty for the one that leads to ``addr``."""
+    """Seconds to wait for another rank to answer."""
     epoch: int = 0
     """Number of the plan that the links belong to. Over TCP, links of another one are refused."""
+    token: bytes = bytes(TOKEN_BYTES)
+    """Random bytes that only the members know, without which a link over TCP is refused."""
+
+    @property
+    def store_port(self) -> int:
+        """Port of the store on rank 0.
+
+        Raises:
+            PeerFailedError: Rank 0 serves none.
+        """
+        if STORE_RANK not in self.places:
+            raise PeerFailedError(
+                f"rank {STORE_RANK} serves no store for this kind of links", peer=STORE_RANK
+            )
+        return self.places[STORE_RANK].port
 
 
-class RendezvousService(Protocol):
-    """The rendezvous of a group, on the rank that serves it."""
+class Endpoint(Protocol):
+    """One rank of a session: it listens for the others, and makes the transports of each plan.
 
-    def serve(self, members: Iterable[int]) -> int:
-        """Serve the ``members`` of a group, and return the port.
+    listen ──> place ──stated with the facts──> hub ──with each plan──> places of all ──> Transport.open
+    """
+
+    def listen(self, address: str) -> Place | None:
+        """Listen for other ranks; return where, or None if they need not find this rank.
+
+        Args:
+            address: Address of this machine for links.
 
         Raises:
             RequestError: The address does not belong to this machine.
         """
 
+    def transport(self) -> Transport:
+        """Return a transport, still closed."""
+
     def close(self) -> None:
-        """Stop serving; do nothing if not served."""
+        """Listen no longer; do nothing if it does not listen."""
 
 
 class Transport(Protocol):
@@ -219,10 +248,11 @@ class Transport(Protocol):
 
                              loopback       tcp             p2p (gloo)            rpc (TensorPipe)
         in one process       any number     any number      any number            one at a time
-        rendezvous is        never          until all are   until all are open    until all are closed
-        served                              open
-        abort wakes          every wait     every wait,     every wait on a       every wait on a link;
-                                            ``open`` too    link; not ``open``    ``open`` and ``close``
+        ``open`` waits for   nobody         nobody          all members           all members
+        what listens does    never          for the whole   until all are open    until all are closed
+        so                                  session
+        abort wakes          every wait     every wait      every wait on a       every wait on a link;
+                                                            link; not ``open``    ``open`` and ``close``
                                                             before all are there  cannot be woken
         peers of an          are not told   lose their      lose their links      have frames refused
         aborted transport                   links to it     to it
@@ -237,10 +267,6 @@ class Transport(Protocol):
     """
 
     @property
-    def keeps_rendezvous(self) -> bool:
-        """Whether the rendezvous must be served until ``close`` has returned, not just ``open``."""
-
-    @property
     def closes_together(self) -> bool:
         """Whether ``close`` waits until all members have called it."""
 
@@ -248,7 +274,7 @@ class Transport(Protocol):
         """Return a warning if links at ``addresses`` endanger this machine, or None."""
 
     def open(self, rendezvous: Rendezvous) -> None:
-        """Form a group of this rank and the other members; wait until all of them have joined.
+        """Form a group of this rank and the other members.
 
         Raises:
             PeerFailedError: The group could not be formed.

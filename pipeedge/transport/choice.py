@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 from pipeedge.request.config import DEFAULT_WORKER_THREADS, TransportRequest
-from pipeedge.transport.base import RendezvousService, Transport
+from pipeedge.transport.base import Endpoint
 from pipeedge.transport.membership import Membership
 
-__all__ = ["make_rendezvous", "make_transport"]
+__all__ = ["make_endpoint"]
 
 
-def make_transport(request: TransportRequest, rank: int, membership: Membership | None = None) -> Transport:
-    """Return the transport that ``request`` asks for, still closed, for ``rank``.
+def make_endpoint(
+    request: TransportRequest, rank: int, addr: str, membership: Membership | None = None
+) -> Endpoint:
+    """Return this rank among those that are linked by the transport that ``request`` asks for.
 
     Args:
         request: Transport of the links.
         rank: This rank.
+        addr: Address of rank 0.
         membership: Certificates of the members, with which ``tcp`` secures its links; None for clear links.
     """
     if request.comm == "tcp":
-        from pipeedge.transport.tcp import TcpTransport
+        from pipeedge.transport.tcp import TcpEndpoint
 
-        return TcpTransport(rank, membership)
+        return TcpEndpoint(rank, membership)
+    from pipeedge.transport.rendezvous import StoreEndpoint
+
     if request.comm == "rpc":
         from pipeedge.transport.rpc import RpcTransport
 
-        return RpcTransport(rank, request.worker_threads or DEFAULT_WORKER_THREADS)
+        threads = request.worker_threads or DEFAULT_WORKER_THREADS
+        return StoreEndpoint(rank, addr, lambda _: RpcTransport(rank, threads))
     from pipeedge.transport.p2p import P2PTransport
 
-    return P2PTransport(rank)
-
-
-def make_rendezvous(
-    request: TransportRequest, addr: str, membership: Membership | None = None
-) -> RendezvousService:
-    """Return the rendezvous for the transport that ``request`` asks for, not served yet, at ``addr``."""
-    if request.comm == "tcp":
-        from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
-
-        return TcpRendezvousServer(addr, membership)
-    from pipeedge.transport.rendezvous import RendezvousServer
-
-    return RendezvousServer(addr)
+    return StoreEndpoint(rank, addr, lambda end_store: P2PTransport(rank, end_store))

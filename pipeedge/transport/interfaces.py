@@ -12,7 +12,14 @@ import psutil
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["choose_interface", "interface_addresses", "is_loopback", "listen", "use_interface"]
+__all__ = [
+    "choose_interface",
+    "interface_addresses",
+    "is_loopback",
+    "link_address",
+    "listen",
+    "use_interface",
+]
 
 _OPEN_FILES = 1 << 16
 _BACKLOG = 1024
@@ -54,6 +61,30 @@ def choose_interface(wanted: str | None, addr: str, port: int) -> str:
         if any(entry.address.split("%")[0] == source for entry in entries):
             raise RequestError(f"the interface {name}, which leads to --addr {addr}, is down or unplugged")
     raise RequestError(f"no interface has the address {source} that routes to {addr}; name one with -s")
+
+
+def link_address(interface: str, addr: str, port: int) -> str:
+    """Return the address of this machine at which other ranks reach it.
+
+    Args:
+        interface: Interface of the links, or an empty string for any.
+        addr: Address of rank 0.
+        port: Port of rank 0. The address of this machine on the way there is taken if it belongs to the
+            interface.
+
+    Raises:
+        RequestError: The interface has no address that others could use, or no route leads to ``addr``.
+    """
+    towards_hub = _source_address(addr, port)
+    known = interface_addresses().get(interface, ())
+    if not interface or towards_hub in known:
+        return towards_hub
+    # The scope of a link-local address means nothing to others.
+    usable = [address for address in known if not ipaddress.ip_address(address).is_link_local]
+    alike = [address for address in usable if (":" in address) == (":" in towards_hub)]
+    if not usable:
+        raise RequestError(f"-s/--socket-ifname {interface}: the interface has no address for links")
+    return (alike or usable)[0]
 
 
 def use_interface(name: str) -> None:

@@ -69,7 +69,6 @@ class LoopbackTransport:
     One object serves all ranks, so it is opened once for all of them.
     """
 
-    keeps_rendezvous = False
     closes_together = False
 
     def __init__(self) -> None:

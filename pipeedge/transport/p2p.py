@@ -10,7 +10,7 @@ One timed-out wait closes every connection of a gloo group, so gloo's timeouts a
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,13 +36,17 @@ class P2PTransport:
     A process can have several. No call of gloo's wakes a thread that waits in it, but the fault that forbids
     its timeouts does: ``abort`` lets one wait time out on purpose, upon which gloo closes all connections of
     the group, and every wait in it fails.
+
+    Args:
+        rank: This rank.
+        end_store: Called when all members are connected and need the store no longer.
     """
 
-    keeps_rendezvous = False
     closes_together = False
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, end_store: Callable[[], None] = lambda: None) -> None:
         self._rank = rank
+        self._end_store = end_store
         self._lifecycle = Lifecycle()
         self._index: Mapping[int, int] = {}
         self._group: Any = None
@@ -52,14 +56,15 @@ class P2PTransport:
         """Return None: gloo reads numbers, and runs nothing that a peer sends."""
 
     def open(self, rendezvous: Rendezvous) -> None:
-        """Connect to all members, and wait until they need the rendezvous no longer."""
+        """Connect to all members, and wait until they need the store no longer."""
         with self._lifecycle.opening():
-            store = connect_store(rendezvous.addr, rendezvous.port, timeout_s=rendezvous.timeout_s)
+            store = connect_store(rendezvous.addr, rendezvous.store_port, timeout_s=rendezvous.timeout_s)
             members = rendezvous.members
             self._index = {member: index for index, member in enumerate(members)}
             try:
                 self._group = gloo_group(store, index=self._index[self._rank], size=len(members))
                 self._group.barrier().wait()
+                self._end_store()
             except (RuntimeError, ValueError) as error:
                 self._group = None
                 peers = ", ".join(str(member) for member in members if member != self._rank)

@@ -1,4 +1,4 @@
-"""The rendezvous of a group: a key-value store on rank 0.
+"""How the members of a gloo or RPC group meet: in a key-value store on rank 0.
 
 torch's own store would listen at every address of the machine. It is therefore given a socket that listens at
 one. The store keeps whatever anybody sends, so it is closed as soon as no member needs it: a gloo group is
@@ -8,15 +8,25 @@ formed with a barrier at its end, after which nobody does. RPC, however, asks it
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed
 
 from pipeedge.base.errors import PeerFailedError
+from pipeedge.transport.base import STORE_RANK, Transport
 from pipeedge.transport.interfaces import listen
+from pipeedge.transport.place import Place
 
-__all__ = ["RendezvousServer", "agent_store", "connect_store", "gloo_group", "join_group", "serve_store"]
+__all__ = [
+    "StoreEndpoint",
+    "StoreServer",
+    "agent_store",
+    "connect_store",
+    "gloo_group",
+    "join_group",
+    "serve_store",
+]
 
 _FOREVER = datetime.timedelta(days=365)
 """Timeout of gloo's waits: never, because one timeout closes all connections. The hub watches instead."""
@@ -57,25 +67,53 @@ def connect_store(addr: str, port: int, *, timeout_s: float) -> Any:
         raise PeerFailedError(f"no rendezvous at {addr}:{port}: {error}") from error
 
 
-class RendezvousServer:
+class StoreServer:
     """The store at ``addr`` while it is served; torch stops serving when nothing refers to it any more."""
 
     def __init__(self, addr: str) -> None:
         self._addr = addr
         self._store: Any = None
 
-    def serve(self, members: Iterable[int]) -> int:
-        """Serve the store, in which any members find one another, and return its port.
+    def listen(self) -> Place:
+        """Serve the store, in which any members find one another, and return where.
 
         Raises:
             RequestError: ``addr`` does not belong to this machine.
         """
         self._store, port = serve_store(self._addr)
-        return port
+        return Place(self._addr, port)
 
     def close(self) -> None:
         """Stop serving, so that no stranger can fill this process's memory; do nothing if not served."""
         self._store = None
+
+
+class StoreEndpoint:
+    """A rank whose links are opened by torch, for which rank 0 serves a store.
+
+    Args:
+        rank: This rank.
+        addr: Address of rank 0.
+        make: Makes a transport, which calls its argument when no member needs the store any longer. RPC asks
+            it for addresses until the end, when the endpoint is closed.
+    """
+
+    def __init__(self, rank: int, addr: str, make: Callable[[Callable[[], None]], Transport]) -> None:
+        self._rank = rank
+        self._server = StoreServer(addr)
+        self._make = make
+
+    def listen(self, address: str) -> Place | None:
+        """Serve the store, on rank 0."""
+        return self._server.listen() if self._rank == STORE_RANK else None
+
+    def transport(self) -> Transport:
+        """Return a transport, still closed."""
+        return self._make(self._server.close)
+
+    def close(self) -> None:
+        """Serve the store no longer."""
+        self._server.close()
 
 
 def gloo_group(store: Any, *, index: int, size: int) -> Any:

@@ -59,7 +59,6 @@ class RpcTransport:
         worker_threads: Number of threads that serve calls.
     """
 
-    keeps_rendezvous = True
     closes_together = True
 
     def __init__(self, rank: int, worker_threads: int) -> None:
@@ -149,7 +148,7 @@ class RpcTransport:
         options = _rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=self._worker_threads,
             rpc_timeout=rendezvous.timeout_s,
-            init_method=f"{_SCHEME}://{host}:{rendezvous.port}?timeout_s={rendezvous.timeout_s!r}",
+            init_method=f"{_SCHEME}://{host}:{rendezvous.store_port}?timeout_s={rendezvous.timeout_s!r}",
             _transports=list(_TRANSPORTS),
             _channels=list(_CHANNELS),
         )

@@ -1,40 +1,33 @@
-"""The group of a TCP transport: where its members listen, and the connections of its links.
+"""The group of a TCP transport: the connections of its links.
 
-sender(link) ──dial, LinkHello──> reception of the other rank ──answer──> arrivals ──> receiver(link)
+sender(link) ──dial, LinkHello──> endpoint of the other rank ──answer──> arrivals ──> receiver(link)
 """
 
 from __future__ import annotations
 
 import errno
-import ipaddress
+import ssl
 import threading
 import time
 from collections import Counter
 
 from pipeedge.base.crew import Closed
-from pipeedge.base.errors import PeerFailedError, RequestError
+from pipeedge.base.errors import PeerFailedError
 from pipeedge.transport.base import Link, Rendezvous
 from pipeedge.transport.dialling import NotAMemberError, dial, refusals
 from pipeedge.transport.frame import FrameError, frame_capacity
-from pipeedge.transport.interfaces import interface_addresses, listen
-from pipeedge.transport.membership import Membership
-from pipeedge.transport.reception import Reception
+from pipeedge.transport.place import Place
 from pipeedge.transport.sealed import Stream, socket_of
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
-    LINK_HELLO_BYTES,
     Answer,
-    GroupRoster,
     HelloError,
-    Join,
     LinkHello,
-    Place,
     Purpose,
     pack_answer,
     read_answer,
 )
 from pipeedge.transport.tcp_receiving import TcpReceiver
-from pipeedge.transport.tcp_rendezvous import enter_rendezvous, join
 from pipeedge.transport.tcp_sending import TcpSender
 from pipeedge.transport.wires import Connections, TcpWire, tune
 
@@ -43,6 +36,12 @@ __all__ = ["TcpGroup"]
 _RETRY_S = 0.1
 _AHEAD = 2
 """Number of links between two ranks that may be dialed before the receiving rank asks for them."""
+_REFUSALS = {
+    Answer.OTHER_GROUP: "it takes no part in this plan, or no longer",
+    Answer.OTHER_RANK: "it is another rank",
+    Answer.OTHER_LINK: "it has this link already, or does not expect it yet",
+}
+"""Meaning of each answer by which a link is refused."""
 
 
 class _Arrivals:
@@ -110,41 +109,24 @@ class TcpGroup:
 
     Args:
         rank: This rank.
-        rendezvous: Where the members meet.
-        membership: Certificates of the members, or None.
+        rendezvous: The members, and where they listen.
+        context: Settings of TLS for connections to other ranks, or None to speak in clear.
     """
 
-    def __init__(self, rank: int, rendezvous: Rendezvous, membership: Membership | None) -> None:
+    def __init__(self, rank: int, rendezvous: Rendezvous, context: ssl.SSLContext | None) -> None:
         self._rank = rank
         self._rendezvous = rendezvous
-        self._client = None if membership is None else membership.client_context()
-        self._server = None if membership is None else membership.server_context()
+        self._context = context
         self._connections = Connections()
         self._arrivals = _Arrivals()
-        self._reception: Reception | None = None
-        self._roster: GroupRoster | None = None
         self._dialed: Counter[int] = Counter()
         self._senders: list[TcpSender] = []
         self._receivers: list[TcpReceiver] = []
 
-    def open(self) -> None:
-        """Listen for links, and hear where the other members do."""
-        deadline = time.monotonic() + self._rendezvous.timeout_s
-        sock = enter_rendezvous(self._rendezvous, self._connections, self._client, deadline)
-        try:
-            address = _own_address(self._rendezvous.interface, socket_of(sock).getsockname()[0].split("%")[0])
-            listener = listen(address, 0)
-            place = Place(address, int(listener.getsockname()[1]))
-            self._reception = Reception(
-                listener, context=self._server, hello_bytes=LINK_HELLO_BYTES, admit=self._admit
-            )
-        except BaseException:
-            self._connections.close(sock)
-            raise
-        self._roster = join(
-            sock, Join(self._rank, place), self._rendezvous, self._connections, self._client, deadline
-        )
-        self._reception.reconsider()
+    @property
+    def epoch(self) -> int:
+        """Number of the plan that the links belong to."""
+        return self._rendezvous.epoch
 
     def sender(self, link: Link) -> TcpSender:
         """Dial the receiving rank, which may take a moment."""
@@ -167,10 +149,29 @@ class TcpGroup:
         self._receivers = [*(one for one in self._receivers if not one.finished), receiver]
         return receiver
 
+    def admit(self, sock: Stream, hello: LinkHello) -> None:
+        """Answer a connection that has introduced itself with the token and the epoch of this group.
+
+        Called by the thread that accepts; from here on another thread may use the connection.
+        """
+        answer = Answer.ACCEPTED
+        if hello.destination != self._rank or hello.source not in self._rendezvous.members:
+            answer = Answer.OTHER_RANK
+        elif not self._arrivals.awaits(hello):
+            answer = Answer.OTHER_LINK
+        try:
+            tune(socket_of(sock), self._rendezvous.timeout_s)
+            sock.sendall(pack_answer(answer))
+        except OSError:
+            sock.close()
+            return
+        if answer is Answer.ACCEPTED:
+            self._arrivals.put(hello, sock)
+        else:
+            sock.close()
+
     def cut(self) -> None:
-        """Wake all threads that wait for connections or on them, and accept no more of these."""
-        if self._reception is not None:
-            self._reception.stop()  # a process that lasts may never close a group whose run has failed
+        """Wake all threads that wait for connections or on them."""
         self._connections.cut()
         self._arrivals.cut()
         for receiver in self._receivers:
@@ -178,8 +179,6 @@ class TcpGroup:
 
     def close(self) -> None:
         """Close all connections, which must be cut, and end all threads."""
-        if self._reception is not None:
-            self._reception.close()
         self._arrivals.cut()
         for sender in self._senders:
             sender.close()
@@ -189,11 +188,11 @@ class TcpGroup:
 
     def _dial(self, link: Link, serial: int, purpose: Purpose) -> TcpWire:
         """Connect to the receiving rank and introduce the link; dial again if strangers displaced it."""
-        roster, rendezvous, peer = self._roster, self._rendezvous, link.destination
-        if roster is None or peer not in roster.places:
-            raise PeerFailedError(f"rank {peer} is not a member of this group", peer=peer)
+        rendezvous, peer = self._rendezvous, link.destination
+        if peer not in rendezvous.members or peer not in rendezvous.places:
+            raise PeerFailedError(f"rank {peer} listens for no links of this plan", peer=peer)
         hello = LinkHello(
-            roster.token,
+            rendezvous.token,
             rendezvous.epoch,
             purpose,
             link.source,
@@ -201,7 +200,7 @@ class TcpGroup:
             serial,
             frame_capacity(link.specs),
         )
-        place, deadline = roster.places[peer], time.monotonic() + rendezvous.timeout_s
+        place, deadline = rendezvous.places[peer], time.monotonic() + rendezvous.timeout_s
         while True:
             try:
                 return self._introduce(place, hello, deadline)
@@ -229,7 +228,7 @@ class TcpGroup:
         sock = dial(
             (place.address, place.port),
             self._connections,
-            context=self._client,
+            context=self._context,
             deadline=deadline,
         )
         try:
@@ -243,46 +242,16 @@ class TcpGroup:
                     if not part:
                         raise ConnectionResetError(errno.ECONNRESET, "connection closed by the other end")
                     answer += part
-            if read_answer(answer) is not Answer.ACCEPTED:
+            refusal = _REFUSALS.get(read_answer(answer))
+            if refusal is not None:
                 raise PeerFailedError(
-                    f"rank {hello.destination} refused the link from rank {hello.source}: "
-                    f"{read_answer(answer).name.lower().replace('_', ' ')}",
+                    f"rank {hello.destination} refused the link from rank {hello.source}: {refusal}",
                     peer=hello.destination,
                 )
             return TcpWire(sock, self._connections)
         except BaseException:
             self._connections.close(sock)
             raise
-
-    def _admit(self, sock: Stream, message: bytes) -> bool:
-        """Answer a connection that has introduced itself; called by the thread of the reception."""
-        if self._roster is None:
-            return False
-        try:
-            hello = LinkHello.unpack(message)
-        except HelloError:
-            sock.close()
-            return True
-        answer = self._answer(hello)
-        try:
-            tune(socket_of(sock), self._rendezvous.timeout_s)
-            sock.sendall(pack_answer(answer))
-        except OSError:
-            sock.close()
-            return True
-        if answer is Answer.ACCEPTED:
-            self._arrivals.put(hello, sock)  # from here on another thread may use it
-        else:
-            sock.close()
-        return True
-
-    def _answer(self, hello: LinkHello) -> Answer:
-        roster = self._roster
-        if roster is None or hello.token != roster.token or hello.epoch != self._rendezvous.epoch:
-            return Answer.OTHER_GROUP
-        if hello.destination != self._rank or hello.source not in roster.places:
-            return Answer.OTHER_RANK
-        return Answer.ACCEPTED if self._arrivals.awaits(hello) else Answer.OTHER_LINK
 
     def _accepted(self, link: Link, serial: int, purpose: Purpose) -> TcpWire:
         """Wait until the sending rank has dialed.
@@ -303,27 +272,3 @@ class TcpGroup:
             TcpWire(sock, self._connections).close()
             raise
         return TcpWire(sock, self._connections)
-
-
-def _own_address(interface: str, towards_rendezvous: str) -> str:
-    """Return the address at which to listen.
-
-    Args:
-        interface: Interface to use, or an empty string for any.
-        towards_rendezvous: Address of this machine on its way to the rendezvous, which is taken if it belongs
-            to the interface.
-
-    Raises:
-        RequestError: The interface has no address that others could use.
-    """
-    if not interface:
-        return towards_rendezvous
-    known = interface_addresses().get(interface, ())
-    if towards_rendezvous in known:
-        return towards_rendezvous
-    # The scope of a link-local address means nothing to others.
-    usable = [address for address in known if not ipaddress.ip_address(address).is_link_local]
-    alike = [address for address in usable if (":" in address) == (":" in towards_rendezvous)]
-    if not usable:
-        raise RequestError(f"-s/--socket-ifname {interface}: the interface has no address for links")
-    return (alike or usable)[0]

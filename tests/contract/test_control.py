@@ -460,7 +460,7 @@ def test_stats_are_read_as_their_type_and_name_their_rank() -> None:
         session.state({})
         assert served.gather() is not None
         served.plan(Announcement(Raw(b"{}"), (0,)))
-        session.start()
+        session.start(session.prepare())
         with pytest.raises(PeerFailedError, match=r"the result of rank 0 is malformed \(.*>= 0.0"):
             session.finish(-1.0)
 

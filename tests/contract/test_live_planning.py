@@ -71,7 +71,7 @@ class SimulatedRun:
         self.replans: list[ReplanRecord] = []
         planned = plan_schedule(self.request, MODEL)
         goes_on = self.request.transport.goes_on
-        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, None, planned.prediction, goes_on=goes_on)
+        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, planned.prediction, goes_on=goes_on)
         self.outcome = outcome
         self._epoch = 1
         self._seconds = seconds

@@ -24,8 +24,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.context import RankContext, Transports
 from pipeedge.run.decision import FORMS, Decider
 from pipeedge.run.replanning import Held, PlanAsMeasured, describe, plan_schedule_again
-from pipeedge.transport.base import RendezvousService
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.choice import make_endpoint
 
 MODEL = find_model("vit-digits")
 LAYERS = MODEL.n_layers
@@ -47,7 +46,7 @@ class Again:
         self.request = request(line)
         self.planned = plan_schedule(self.request, MODEL)
         self.plan = Plan(
-            self.planned.schedule, 0, 40, 8, None, None, self.planned.prediction, goes_on=True, cause="why"
+            self.planned.schedule, 0, 40, 8, None, self.planned.prediction, goes_on=True, cause="why"
         )
         self.held = Held()
         self.held.loads(self.planned.schedule)
@@ -59,7 +58,7 @@ class Again:
 
     def describe(self, planned: PlannedSchedule | str) -> str:
         assert isinstance(planned, PlannedSchedule)
-        now = Plan(planned.schedule, 0, 40, 8, None, None, planned.prediction, cause="rank 1 is gone")
+        now = Plan(planned.schedule, 0, 40, 8, None, planned.prediction, cause="rank 1 is gone")
         return describe(self.plan, now)
 
 
@@ -106,14 +105,8 @@ def test_run_begins_without_ranks_that_never_came_if_it_could_go_on_without_them
         known = rank_facts(asked, MODEL, weights="w", items=None if rank else 40, max_tokens=None)
         told[rank] = FORMS.facts(Raw(encode(known)))
     asked = request(line)
-    transports = Transports(lambda: make_transport(asked.transport, 0))
-
-    def open_rendezvous() -> RendezvousService:
-        return make_rendezvous(asked.transport, asked.world.addr)
-
-    context = RankContext(
-        asked, MODEL, Console, said.append, transports, transports.new(), open_rendezvous, open_rendezvous()
-    )
+    transports = Transports(make_endpoint(asked.transport, 0, asked.world.addr))
+    context = RankContext(asked, MODEL, Console, said.append, transports, transports.new())
     decision = Decider(context).decide(told)
     missing = f"rank {len(here)} of {asked.world.size} never appeared within {asked.world.timeout_s:.0f} s"
     if found is None:
@@ -121,7 +114,6 @@ def test_run_begins_without_ranks_that_never_came_if_it_could_go_on_without_them
         assert decision.line == f"{missing}: start each rank, with the same --addr and --port"
         return
     assert isinstance(decision, Announcement)
-    context.rendezvous.close()
     assert set(decision.participants) <= set(here)
     assert said == [f"{missing}; the run begins without it, with {found}"]
 

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from tampering import ADDR, Proxy, Tamper
-from transport_cycles import LIMIT_S, in_thread, open_all
+from transport_cycles import LIMIT_S, in_thread, listen_all, open_all
 
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receiver
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
-from pipeedge.transport.tcp import TcpTransport
-from pipeedge.transport.tcp_hello import GroupRoster, Place
-from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
+from pipeedge.transport.place import Place
+from pipeedge.transport.tcp import TcpEndpoint, TcpTransport
 
 PATTERN = bytes(range(7, 247)) * 5
 """Values that appear in no handshake by chance."""
@@ -39,28 +38,28 @@ SENT = [(PATTERN * 100)[number : number + 100_000] for number in range(6)]
 
 
 @contextlib.contextmanager
-def group_of(membership: Membership | None, *ranks: int) -> Iterator[dict[int, TcpTransport]]:
-    """Open transports of ``ranks``; abort and close them at the end."""
-    transports = {rank: TcpTransport(rank, membership) for rank in ranks}
-    server = TcpRendezvousServer(ADDR, membership)
-    open_all(tuple(transports.values()), server, ranks)
-    server.close()
+def group_of(
+    membership: Membership | None, *ranks: int, redirect: Callable[[dict[int, int]], dict[int, int]]
+) -> Iterator[dict[int, TcpTransport]]:
+    """Open transports of ``ranks``; abort and close them at the end.
+
+    Args:
+        membership: Key of the ranks, or None.
+        ranks: The ranks.
+        redirect: Returns the ports that rank 3 dials instead, of the ports at which the ranks listen.
+    """
+    endpoints = {rank: TcpEndpoint(rank, membership) for rank in ranks}
+    transports = {rank: endpoint.transport() for rank, endpoint in endpoints.items()}
+    places = listen_all(endpoints)
+    ports = {rank: place.port for rank, place in places.items()}
+    moved = {rank: Place(ADDR, port) for rank, port in redirect(ports).items()}
+    for rank, transport in transports.items():
+        open_all([transport], {**places, **moved} if rank == 3 else places, ranks)
     yield transports
     for transport in transports.values():
         transport.abort()
-    for transport in transports.values():
-        transport.close()
-
-
-def redirect(transport: TcpTransport, ports: dict[int, int]) -> dict[int, int]:
-    """Make ``transport`` dial other ports for some ranks; return those at which all of them listen."""
-    group = transport._group
-    assert group is not None
-    assert group._roster is not None
-    roster = group._roster
-    moved = {rank: Place(ADDR, port) for rank, port in ports.items()}
-    group._roster = GroupRoster(roster.token, {**roster.places, **moved})
-    return {rank: place.port for rank, place in roster.places.items()}
+    for one in (*transports.values(), *endpoints.values()):
+        one.close()
 
 
 def feed(transport: TcpTransport, values: list[bytes]) -> None:
@@ -87,13 +86,18 @@ def exchange(
     membership: Membership | None, tampers: dict[int, Tamper]
 ) -> tuple[list[bytes], bytes, PeerFailedError | None]:
     """Send frames through a proxy. Return those that arrived, what passed, and why it ended early."""
-    with group_of(membership, 3, 5) as transports:
-        proxy = Proxy(redirect(transports[3], {})[5], tampers, secured=membership is not None)
-        redirect(transports[3], {5: proxy.port})
+    proxies: list[Proxy] = []
+
+    def through_proxy(ports: dict[int, int]) -> dict[int, int]:
+        proxies.append(Proxy(ports[5], tampers, secured=membership is not None))
+        return {5: proxies[0].port}
+
+    with group_of(membership, 3, 5, redirect=through_proxy) as transports:
         fed = in_thread(lambda: feed(transports[3], SENT))
         arrived, error = take(transports[5].receiver(LINK))
         transports[3].abort()
         fed.exception(LIMIT_S)
+    (proxy,) = proxies
     proxy.close()
     return arrived, proxy.recorded, error
 
@@ -170,13 +174,12 @@ def test_a_clear_link_that_is_cut_names_the_other_end() -> None:
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["clear", "TLS"])
 def test_links_that_lead_to_each_others_ranks_are_refused(keyed: bool, membership: Membership) -> None:
-    with group_of(membership if keyed else None, 3, 5, 6) as transports:
-        ports = redirect(transports[3], {})
-        redirect(transports[3], {5: ports[6], 6: ports[5]})
+    key = membership if keyed else None
+    with group_of(key, 3, 5, 6, redirect=lambda ports: {5: ports[6], 6: ports[5]}) as transports:
         for rank in (5, 6):
             link = Link(3, rank, LINK.specs)
             with pytest.raises(
-                PeerFailedError, match=f"rank {rank} refused the link from rank 3: other rank"
+                PeerFailedError, match=f"rank {rank} refused the link from rank 3: it is another rank"
             ):
                 transports[3].sender(link)
 
@@ -205,10 +208,14 @@ def test_links_that_are_swapped_under_way_deliver_nothing_of_each_other(membersh
     """Both carry frames of the same numbers and sizes, which only their keys tell apart."""
     swap = Swap(HANDSHAKE_RECORDS + 10)
     first, second = SENT, [bytes(reversed(value)) for value in SENT]
-    with group_of(membership, 3, 5) as transports:
+    proxies: list[Proxy] = []
+
+    def through_proxy(ports: dict[int, int]) -> dict[int, int]:
         tampers = {0: functools.partial(swap, 0), 2: functools.partial(swap, 1)}  # 1 and 3 carry replies
-        proxy = Proxy(redirect(transports[3], {})[5], tampers, secured=True)
-        redirect(transports[3], {5: proxy.port})
+        proxies.append(Proxy(ports[5], tampers, secured=True))
+        return {5: proxies[0].port}
+
+    with group_of(membership, 3, 5, redirect=through_proxy) as transports:
         fed, receivers = [], []
         for values in (first, second):
             receivers.append(transports[5].receiver(LINK))
@@ -224,4 +231,4 @@ def test_links_that_are_swapped_under_way_deliver_nothing_of_each_other(membersh
         transports[3].abort()
         for each in fed:
             each.exception(LIMIT_S)
-    proxy.close()
+    proxies[0].close()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psutil
 import pytest
-from transport_cycles import SPECS, cycle, gloo_rendezvous, in_thread, open_all
+from transport_cycles import ADDR, SPECS, cycle, gloo_store, in_thread, listen_all, open_all
 from waiting import until
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
 from pipeedge.request.config import TransportRequest
-from pipeedge.transport.base import Link, Rendezvous, RendezvousService, Transport
-from pipeedge.transport.choice import make_rendezvous, make_transport
+from pipeedge.transport.base import STORE_RANK, Endpoint, Link, Rendezvous, Transport
+from pipeedge.transport.choice import make_endpoint
 from pipeedge.transport.lifecycle import Lifecycle, TransportState
 from pipeedge.transport.loopback import LoopbackTransport
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import RendezvousServer
 from pipeedge.transport.rpc import RpcTransport
-from pipeedge.transport.tcp import TcpTransport
-from pipeedge.transport.tcp_rendezvous import TcpRendezvousServer
+from pipeedge.transport.tcp import TcpEndpoint, TcpTransport
 
 CYCLES = 10
 LIMIT_S = 30.0
@@ -33,60 +32,58 @@ def links_stay_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def one_in_memory() -> tuple[Transport, Transport]:
+Made = tuple[Mapping[int, Endpoint], Transport, Transport]
+Make = Callable[[], Made]
+
+
+def one_in_memory() -> Made:
     """Return the transport in memory, which serves both ranks."""
     transport = LoopbackTransport()
-    return transport, transport
+    return {}, transport, transport
 
 
-def two_over_gloo() -> tuple[Transport, Transport]:
+def two_over_gloo() -> Made:
     """Return two members of a gloo group."""
-    return P2PTransport(3), P2PTransport(5)
+    return gloo_store(), P2PTransport(3), P2PTransport(5)
 
 
-def two_over_tcp() -> tuple[Transport, Transport]:
+def two_over_tcp() -> Made:
     """Return two members of a group over plain sockets."""
-    return TcpTransport(3), TcpTransport(5)
+    endpoints = {rank: TcpEndpoint(rank) for rank in (3, 5)}
+    return endpoints, endpoints[3].transport(), endpoints[5].transport()
 
 
-def tcp_rendezvous() -> RendezvousService:
-    """Return the rendezvous of members over plain sockets."""
-    return TcpRendezvousServer("127.0.0.1")
+NETWORKED = [two_over_gloo, two_over_tcp]
 
 
-Make = Callable[[], tuple[Transport, Transport]]
-Serve = Callable[[], RendezvousService]
-NETWORKED = [(two_over_gloo, gloo_rendezvous), (two_over_tcp, tcp_rendezvous)]
-
-
-@pytest.mark.parametrize(("make", "rendezvous"), [(one_in_memory, gloo_rendezvous), *NETWORKED])
-def test_transport_is_opened_and_closed_ten_times(make: Make, rendezvous: Serve) -> None:
-    assert cycle(make, LINK, CYCLES, rendezvous) == CYCLES
+@pytest.mark.parametrize("make", [one_in_memory, *NETWORKED])
+def test_transport_is_opened_and_closed_ten_times(make: Make) -> None:
+    assert cycle(make, LINK, CYCLES) == CYCLES
 
 
 def test_a_hundred_cycles_over_tcp_leave_nothing_behind() -> None:
     """Neither threads nor sockets; other tests of this process may end some meanwhile."""
     process = psutil.Process()
-    cycle(two_over_tcp, LINK, 3, tcp_rendezvous)
+    cycle(two_over_tcp, LINK, 3)
     threads, files = set(threading.enumerate()), process.num_fds()
-    assert cycle(two_over_tcp, LINK, 100, tcp_rendezvous) == 100
+    assert cycle(two_over_tcp, LINK, 100) == 100
     until(lambda: set(threading.enumerate()) <= threads, "all threads have ended")
     until(lambda: process.num_fds() <= files, "all files are closed")
 
 
-@pytest.mark.parametrize(("make", "rendezvous"), NETWORKED)
+@pytest.mark.parametrize("make", NETWORKED)
 @pytest.mark.parametrize("receipts", [False, True])
-def test_links_are_woken_with_and_without_receipts(receipts: bool, make: Make, rendezvous: Serve) -> None:
-    assert cycle(make, Link(3, 5, SPECS, receipts), 3, rendezvous) == 3
+def test_links_are_woken_with_and_without_receipts(receipts: bool, make: Make) -> None:
+    assert cycle(make, Link(3, 5, SPECS, receipts), 3) == 3
 
 
-@pytest.mark.parametrize(("make", "rendezvous"), NETWORKED)
-def test_two_groups_are_open_side_by_side(make: Make, rendezvous: Serve) -> None:
+def test_two_groups_are_open_side_by_side() -> None:
     """As when a new plan is prepared while the old one still runs."""
-    older, newer = make(), make()
-    servers = [rendezvous() for _ in range(2)]
-    open_all(older, servers[0], (3, 5))
-    open_all(newer, servers[1], (5, 3))
+    endpoints, *older = two_over_tcp()
+    newer = [endpoints[rank].transport() for rank in (3, 5)]
+    places = listen_all(endpoints)
+    open_all(older, places, (3, 5), epoch=1)
+    open_all(newer, places, (5, 3), epoch=2)
     for sending, receiving in (older, newer):
         receiver, sender = receiving.receiver(LINK), sending.sender(LINK)
         finished = in_thread(sender.finish)
@@ -94,8 +91,8 @@ def test_two_groups_are_open_side_by_side(make: Make, rendezvous: Serve) -> None
         finished.result(LIMIT_S)
     for transport in (*older, *newer):
         transport.close()
-    for server in servers:
-        server.close()
+    for endpoint in endpoints.values():
+        endpoint.close()
 
 
 # --- states -----------------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ def test_open_that_is_aborted_raises_and_waits_to_be_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "transport", [LoopbackTransport(), P2PTransport(3), RpcTransport(3, 1), TcpTransport(3)]
+    "transport", [LoopbackTransport(), P2PTransport(3), RpcTransport(3, 1), TcpEndpoint(3).transport()]
 )
 def test_links_need_an_open_transport(transport: Transport) -> None:
     for end in (transport.sender, transport.receiver):
@@ -143,36 +140,46 @@ def test_links_need_an_open_transport(transport: Transport) -> None:
 
 def test_transport_is_not_opened_twice() -> None:
     transport = LoopbackTransport()
-    rendezvous = Rendezvous("", 0, (3, 5), 0.0)
+    rendezvous = Rendezvous("", (3, 5), {}, 0.0)
     transport.open(rendezvous)
     with pytest.raises(PipeEdgeError, match="the transport is open: close it before it is opened"):
         transport.open(rendezvous)
 
 
-@pytest.mark.parametrize(
-    ("transport", "rendezvous"), [(P2PTransport(3), gloo_rendezvous), (TcpTransport(3), tcp_rendezvous)]
-)
-def test_open_without_a_rendezvous_fails_and_can_be_repeated(transport: Transport, rendezvous: Serve) -> None:
-    server = rendezvous()
-    port = server.serve((3,))
-    server.close()
+def test_open_without_a_store_fails_and_can_be_repeated() -> None:
+    endpoints, transport, _ = two_over_gloo()
+    places = listen_all(endpoints)
+    endpoints[STORE_RANK].close()
     with pytest.raises(PeerFailedError, match=r"no rendezvous at 127\.0\.0\.1"):
-        transport.open(Rendezvous("127.0.0.1", port, (3,), 1.0))
-    open_all([transport], server, (3,))
+        transport.open(Rendezvous(ADDR, (3,), places, 1.0))
+    with pytest.raises(PeerFailedError, match="rank 0 serves no store for this kind of links"):
+        transport.open(Rendezvous(ADDR, (3,), {}, 1.0))
+    open_all([transport], listen_all(endpoints), (3,))
     transport.close()
-    server.close()
+    endpoints[STORE_RANK].close()
 
 
-def test_option_chooses_the_transport() -> None:
-    p2p, rpc, tcp = (make_transport(TransportRequest(comm), 0) for comm in ("p2p", "rpc", "tcp"))
-    assert (p2p.keeps_rendezvous, p2p.closes_together) == (False, False)
-    assert (rpc.keeps_rendezvous, rpc.closes_together) == (True, True)
-    assert isinstance(p2p, P2PTransport)
-    assert (tcp.keeps_rendezvous, tcp.closes_together) == (False, False)
-    assert isinstance(rpc, RpcTransport)
-    assert isinstance(tcp, TcpTransport)
-    assert isinstance(make_rendezvous(TransportRequest("tcp"), "127.0.0.1"), TcpRendezvousServer)
-    assert isinstance(make_rendezvous(TransportRequest("rpc"), "127.0.0.1"), RendezvousServer)
+@pytest.mark.parametrize(
+    ("comm", "kind", "closes_together"),
+    [("p2p", P2PTransport, False), ("rpc", RpcTransport, True), ("tcp", TcpTransport, False)],
+)
+def test_option_chooses_the_transport(comm: str, kind: type, closes_together: bool) -> None:
+    transport = make_endpoint(TransportRequest(comm), 0, ADDR).transport()
+    assert isinstance(transport, kind)
+    assert transport.closes_together == closes_together
+
+
+@pytest.mark.parametrize("comm", ["p2p", "rpc", "tcp"])
+def test_only_who_must_be_found_listens(comm: str) -> None:
+    """Over TCP every rank, otherwise rank 0 with the store, which ends when nobody needs it any longer."""
+    for rank in (0, 3):
+        endpoint = make_endpoint(TransportRequest(comm), rank, ADDR)
+        place = endpoint.listen(ADDR)
+        assert (place is not None) == (comm == "tcp" or rank == 0)
+        endpoint.close()
+        if place is not None:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((place.address, place.port))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +190,6 @@ def test_only_rpc_beyond_loopback_gives_a_warning(addresses: list[str], warned: 
     line = RpcTransport(0, 1).exposure(addresses)
     assert (line is None) == (warned is None)
     assert line is None or f"-c rpc listens at {warned}:" in line
-    assert TcpTransport(0).exposure(addresses) is None
+    assert TcpEndpoint(0).transport().exposure(addresses) is None
     assert P2PTransport(0).exposure(addresses) is None
     assert LoopbackTransport().exposure(addresses) is None

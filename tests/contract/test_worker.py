@@ -163,7 +163,7 @@ def pipeline(
 ) -> tuple[LocalLink, LocalLink, list[StageLoop], list[Activity]]:
     """Connect stages in memory; return the first link, the last link, and the loops."""
     transport = LoopbackTransport()
-    transport.open(Rendezvous("", 0, (), 0.0))
+    transport.open(Rendezvous("", (), {}, 0.0))
     links = [transport.sender(Link(number, number + 1, ())) for number in range(len(computes) + 1)]
     crew.on_stop(transport.close)
     loops, activities = [], []

@@ -114,15 +114,16 @@ MEET = """
 import os, resource, socket
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.p2p import P2PTransport
-from pipeedge.transport.rendezvous import serve_store
+from pipeedge.transport.rendezvous import StoreEndpoint
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-served, port = serve_store("127.0.0.1")
-transport = P2PTransport(4)
-transport.open(Rendezvous("127.0.0.1", port, (4,), 20.0))
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+endpoint = StoreEndpoint(0, "127.0.0.1", lambda end_store: P2PTransport(4, end_store))
+place = endpoint.listen("127.0.0.1")
+port = place.port
 socket.create_connection(("127.0.0.1", port)).close()
-del served
+transport = endpoint.transport()
+transport.open(Rendezvous("127.0.0.1", (4,), {0: place}, 20.0))
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 try:
     socket.create_connection(("127.0.0.1", port)).close()
 except ConnectionRefusedError:

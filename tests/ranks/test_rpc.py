@@ -145,11 +145,11 @@ TEN_TIMES = f"""
 import os, sys
 os.environ["TP_SOCKET_IFNAME"] = "lo"
 sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
-from transport_cycles import SPECS, cycle
+from transport_cycles import SPECS, cycle, store_of
 from pipeedge.transport.base import Link
 from pipeedge.transport.rpc import RpcTransport
 transport = RpcTransport(5, 1)
-print(cycle(lambda: (transport, transport), Link(5, 5, SPECS), 10))
+print(cycle(lambda: (store_of(lambda end_store: transport), transport, transport), Link(5, 5, SPECS), 10))
 """
 
 

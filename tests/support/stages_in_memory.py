@@ -30,9 +30,7 @@ def run(
 ) -> torch.Tensor:
     """Run the pipeline in one thread; every link uses a frame of the planned capacity."""
     items = inputs[0].shape[0]
-    plan = Plan(
-        schedule, 0, items, size, inputs[0].shape[1], None, None, CompressionRequest(clamp, transform)
-    )
+    plan = Plan(schedule, 0, items, size, inputs[0].shape[1], None, CompressionRequest(clamp, transform))
     steps: list[Callable[[Packet], Packet]] = []
     for number, (stage, link) in enumerate(zip(schedule.stages, plan.links(model)[1:], strict=True)):
         steps.append(Stage(model.load(stage.layers, None, CPU), CPU))

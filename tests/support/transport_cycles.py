@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
@@ -12,17 +12,21 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import (
+    STORE_RANK,
+    Endpoint,
     Link,
     Packet,
     Receiver,
     Rendezvous,
-    RendezvousService,
     Sender,
     Shipment,
     Transport,
 )
-from pipeedge.transport.rendezvous import RendezvousServer
+from pipeedge.transport.p2p import P2PTransport
+from pipeedge.transport.place import Place
+from pipeedge.transport.rendezvous import StoreEndpoint
 
+ADDR = "127.0.0.1"
 LIMIT_S = 30.0
 SPECS = (TensorSpec((2, 3), torch.float32),)
 MORE_THAN_FIT = 20
@@ -43,9 +47,22 @@ def in_thread(work: Callable[[], object]) -> Future[object]:
     return future
 
 
-def open_all(transports: Sequence[Transport], server: RendezvousService, members: tuple[int, ...]) -> None:
-    """Open all transports at once; each waits for the others."""
-    rendezvous = Rendezvous("127.0.0.1", server.serve(members), members, LIMIT_S)
+def listen_all(endpoints: Mapping[int, Endpoint]) -> dict[int, Place]:
+    """Let all endpoints listen on this machine; return where, by rank."""
+    places = {rank: endpoint.listen(ADDR) for rank, endpoint in endpoints.items()}
+    return {rank: place for rank, place in places.items() if place is not None}
+
+
+def open_all(
+    transports: Sequence[Transport],
+    places: Mapping[int, Place],
+    members: tuple[int, ...],
+    *,
+    epoch: int = 1,
+    token: bytes = b"a token of tests",
+) -> None:
+    """Open all transports at once; some kinds wait for the others."""
+    rendezvous = Rendezvous(ADDR, members, places, LIMIT_S, epoch, token)
     for opened in [in_thread(lambda one=one: one.open(rendezvous)) for one in dict.fromkeys(transports)]:
         opened.result(LIMIT_S)
 
@@ -102,32 +119,35 @@ def _abort_while_waiting(wait: Callable[[], object], *transports: Transport) -> 
     assert isinstance(waiting.exception(LIMIT_S), Closed | PeerError)
 
 
-def gloo_rendezvous() -> RendezvousServer:
-    """Return the rendezvous of gloo and RPC, on this machine."""
-    return RendezvousServer("127.0.0.1")
+def store_of(make: Callable[[Callable[[], None]], Transport]) -> dict[int, Endpoint]:
+    """Return the endpoint of rank 0, which serves the store for gloo and RPC."""
+    return {STORE_RANK: StoreEndpoint(STORE_RANK, ADDR, make)}
+
+
+def gloo_store() -> dict[int, Endpoint]:
+    """Return the endpoint of rank 0, where members of gloo groups meet."""
+    return store_of(lambda end_store: P2PTransport(STORE_RANK, end_store))
 
 
 def cycle(
-    make: Callable[[], tuple[Transport, Transport]],
-    link: Link,
-    times: int,
-    rendezvous: Callable[[], RendezvousService] = gloo_rendezvous,
+    make: Callable[[], tuple[Mapping[int, Endpoint], Transport, Transport]], link: Link, times: int
 ) -> int:
     """Open, use and close the same transports ``times`` times, and return how often that went well.
 
     Args:
-        make: Returns the transports of the sending and the receiving rank, which may be the same.
+        make: Returns the endpoints that listen, and the transports of the sending and the receiving rank,
+            which may be the same.
         link: The link between them.
         times: Number of cycles; they carry packets, are aborted, and are aborted again in turn.
-        rendezvous: Returns a new rendezvous for these transports.
     """
-    sending, receiving = make()
+    endpoints, sending, receiving = make()
     uses = (carry, wake_receiver, wake_sender)
     for number in range(times):
-        server = rendezvous()
-        open_all((sending, receiving), server, tuple(dict.fromkeys((link.source, link.destination))))
+        places, members = listen_all(endpoints), tuple(dict.fromkeys((link.source, link.destination)))
+        open_all((sending, receiving), places, members, epoch=number + 1)
         uses[number % len(uses)](sending, receiving, link)
         for closed in [in_thread(one.close) for one in dict.fromkeys((sending, receiving))]:
             closed.result(LIMIT_S)
-        server.close()
+        for endpoint in endpoints.values():
+            endpoint.close()
     return times

@@ -82,9 +82,8 @@ def begins_without_rank_1(left_out: Failure) -> str:
     said: list[str] = []
     line = "0 2 -c tcp -m vit-digits -pt 1,8,9,16"
     asked = parse_runtime(line.split(), Environment()).request
-    rendezvous = cast(Any, SimpleNamespace(close=lambda: None))
     me = cast(Any, SimpleNamespace())
-    own = context.RankContext(asked, DIGITS, me, said.append, me, me, me, rendezvous)
+    own = context.RankContext(asked, DIGITS, me, said.append, me, me)
     told = rank_facts(asked, DIGITS, weights="w", items=3, max_tokens=None)
     Decider(own, left_out=lambda: {1: left_out}).decide({0: told})
     return said[0]

@@ -105,7 +105,6 @@ def a_run_goes_on_without_a_rank(patch: Patch) -> str:
         items=1,
         microbatch_size=1,
         max_tokens=None,
-        store_port=None,
         prediction=None,
         cause="rank 2 (stage 2, layers 9-16) is gone: it was killed or lost its network",
     )

@@ -167,7 +167,7 @@ def test_memory_is_compared_with_the_plan(
 
 def test_planned_memory_counts_weights_and_frames_of_the_shard() -> None:
     model = find_model(DIGITS)
-    plan = Plan(Schedule.from_partition([1, 8, 9, 16]), 0, 64, 8, None, None, None)
+    plan = Plan(Schedule.from_partition([1, 8, 9, 16]), 0, 64, 8, None, None)
     needs = planned_needs(plan, model, None)
     total = sum(parameter.numel() for parameter in model.load(kernels="torch").parameters()) * 4
     assert total <= sum(need.weights_bytes for need in needs.values()) <= 1.05 * total
@@ -179,7 +179,7 @@ def test_planned_memory_counts_weights_and_frames_of_the_shard() -> None:
 
 def test_planned_memory_counts_all_words_of_a_file_that_cannot_be_mapped() -> None:
     model = find_model("bert-base-uncased")
-    plan = Plan(Schedule.from_partition([1, 24, 25, 48]), 0, 64, 2, 16, None, None)
+    plan = Plan(Schedule.from_partition([1, 24, 25, 48]), 0, 64, 2, 16, None)
     mapped, copied = (planned_needs(plan, model, Path(f"weights.{kind}")) for kind in ("safetensors", "npz"))
     words = 4 * 30_522 * 768
     assert copied[0].weights_bytes - mapped[0].weights_bytes >= 0.99 * words
@@ -306,7 +306,7 @@ def test_each_pass_measures_a_link_at_least_once() -> None:
     transport = LoopbackTransport()
     meter = LinkMeter(0, 1)
     for number, budget_s in enumerate((0.0, 60.0)):
-        transport.open(Rendezvous("", 0, (0, 1), 0.0))
+        transport.open(Rendezvous("", (0, 1), {}, 0.0))
         answering = threading.Thread(target=answer_link, args=(transport, 0, 1))
         answering.start()
         meter.measure(transport, budget_s)
@@ -383,7 +383,7 @@ def test_adaptive_links_are_sized_for_their_compressed_form() -> None:
     assert reviewed is not None
     schedule = reviewed.schedule
     assert reviewed.compression.adaptive == "auto"
-    adapted = Plan(schedule, 0, 64, 8, None, None, None, compression=request.links.compression)
-    plain = Plan(schedule, 0, 64, 8, None, None, None)
+    adapted = Plan(schedule, 0, 64, 8, None, None, compression=request.links.compression)
+    plain = Plan(schedule, 0, 64, 8, None, None)
     assert reviewed.links(model) == adapted.links(model)
     assert reviewed.links(model) != plain.links(model)

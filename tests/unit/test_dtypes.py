@@ -399,7 +399,7 @@ def test_a_schedule_file_keeps_the_types(
     path = tmp_path_factory.mktemp("schedule") / "s.yml"
     path.write_text(format_schedule(Schedule(stages)))
     assert load_schedule(path) == Schedule(stages)
-    plan = Plan(Schedule(stages), 0, 8, 8, None, None, None)
+    plan = Plan(Schedule(stages), 0, 8, 8, None, None)
     assert decode(encode(plan), Plan) == plan
 
 
@@ -413,7 +413,7 @@ def test_links_carry_the_type_of_the_stage_that_sends() -> None:
     request = parse_runtime(
         ["0", "3", "-m", "vit-digits", "--dtype", "bfloat16,float32,int8"], Environment()
     ).request
-    plan = Plan(plan_schedule(request, DIGITS).schedule, 0, 8, 8, None, None, None)
+    plan = Plan(plan_schedule(request, DIGITS).schedule, 0, 8, 8, None, None)
     found = [link.specs[0].dtype for link in plan.links(DIGITS)]
     assert found == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
     assert stream_dtype(find_dtype("int8")) is torch.bfloat16

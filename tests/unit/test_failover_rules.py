@@ -60,8 +60,8 @@ class Hub:
         self.epochs.goes_on = goes_on
 
     def come(self, rank: int, connection: int) -> None:
-        self.roster.seat(rank, connection, "pi", 0.0, Raw(b"{}"))
-        self.roster.seats[rank].agrees = True
+        seat = self.roster.seat(rank, connection, "pi", 0.0)
+        seat.facts, seat.agrees = Raw(b"{}"), True
 
     def prepare(self, *ranks: int) -> Outgoing:
         """Let the hub have a plan for ``ranks``."""

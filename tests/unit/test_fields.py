@@ -179,7 +179,6 @@ PLAN = Plan(
     items=10,
     microbatch_size=2,
     max_tokens=None,
-    store_port=29501,
     prediction=Prediction((StagePrediction(0.1, 0.2, 1), StagePrediction(0.1, 0.2, None)), 2),
     compression=CompressionRequest(),
 )

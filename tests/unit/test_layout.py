@@ -34,9 +34,9 @@ models     pooling architecture hub_config shapes weights.names family families.
            shard weights.fill weights.writing model weights.http_transfer weights.pickled
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
-transport  base channel frame leases lifecycle interfaces membership new_key loopback
+transport  place base channel frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
-           reception tcp_hello tcp_rendezvous tcp_sending tcp_receiving tcp_group tcp choice
+           reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness load_deadline messages announcement roster attempts
            changing epochs epoch_member turns admission telemetry rank_watch rules wire
            connection callers hub hub_address uplink hub_client forms session
@@ -173,6 +173,7 @@ PURE = (
     "simulate.cluster",
     "plan.simulation",
     "transport.frame",
+    "transport.place",
     "transport.tcp_hello",
     "observe.timeline",
     "observe.trace",

@@ -304,7 +304,6 @@ def plans(draw: st.DrawFn) -> Plan:
         items=draw(st.none() | st.integers(1, 100)),
         microbatch_size=draw(st.integers(1, 20)),
         max_tokens=None,
-        store_port=draw(st.none() | st.integers(1, 65535)),
         prediction=draw(st.none() | st.just(Prediction((promise,) * len(stages), 8))),
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)),
@@ -349,7 +348,7 @@ def test_a_plan_survives_the_wire_and_joins_its_ends(plan: Plan) -> None:
 
 
 def test_a_plan_of_another_program_is_refused() -> None:
-    plan = Plan(Schedule((StagePlan(LayerRange(0, 16), 0),)), 0, 1, 1, None, None, None)
+    plan = Plan(Schedule((StagePlan(LayerRange(0, 16), 0),)), 0, 1, 1, None, None)
     sent = json.loads(encode(plan))
     for body in ({}, {"schedule": None}, {**sent, "schedule": []}, {**sent, "pixel_table": "x"}):
         with pytest.raises((RequestError, *MALFORMED)):

@@ -407,7 +407,7 @@ def test_a_transport_that_this_machine_does_not_have_is_left_out(monkeypatch: py
     def fail(*_: object) -> None:
         raise PeerFailedError("no TensorPipe here")
 
-    monkeypatch.setattr(transport_costs, "make_transport", fail)
+    monkeypatch.setattr(transport_costs, "make_endpoint", fail)
     assert measure_transports(TRANSPORTS, whole_process=True) == {}
 
 
