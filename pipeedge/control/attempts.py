@@ -41,7 +41,8 @@ class Attempts:
         self.awaited: set[Part] = set()
         """Parts that have not prepared, or not stopped."""
         self._roster = roster
-        self._latest = 0  # number of the latest attempt, which may have been dropped
+        self.latest = 0
+        """Number of the latest attempt, which may have been dropped."""
         self._passed: set[Part] = set()
 
     def begin(self, ranks: Iterable[int]) -> EpochAttempt:
@@ -55,9 +56,9 @@ class Attempts:
         return self.next
 
     def _begin(self, ranks: Iterable[int]) -> EpochAttempt:
-        self._latest += 1
+        self.latest += 1
         members = self._roster.members
-        attempt = EpochAttempt(self._latest, {rank: members[rank] for rank in ranks})
+        attempt = EpochAttempt(self.latest, {rank: members[rank] for rank in ranks})
         self.awaited = set(self.parts(attempt))
         return attempt
 
@@ -85,6 +86,10 @@ class Attempts:
         if part not in self.awaited:
             raise ValueError("an answer to a question of another epoch, or a second one")
         self.awaited.discard(part)
+
+    def awaits(self, rank: int) -> bool:
+        """Return whether a part of ``rank`` has not prepared, or not stopped."""
+        return any(rank == awaited for _, awaited in self.awaited)
 
     def forget(self, rank: int) -> None:
         """Wait no longer for a rank that is lost."""

@@ -17,10 +17,10 @@ from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.callers import RankCaller
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import beat_interval_s
 from pipeedge.control.messages import Message
+from pipeedge.control.plans import Wanted
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd
 from pipeedge.transport.door import PATIENCE_S, Door

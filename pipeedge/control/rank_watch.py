@@ -56,14 +56,17 @@ class RankWatch:
         roster: The ranks.
         timeout_s: Seconds within which every rank reports a failure.
         now: Present time.
+        loads: Deadlines of ranks that load.
     """
 
-    def __init__(self, roster: Roster, timeout_s: float, now: float) -> None:
+    def __init__(
+        self, roster: Roster, timeout_s: float, now: float, loads: LoadDeadlines | None = None
+    ) -> None:
         self.limits = Limits.within(timeout_s)
         """Limits in seconds after which something is wrong."""
         self.beat_s = beat_interval_s(timeout_s)
         """Seconds between heartbeats."""
-        self._loads = LoadDeadlines(self.limits.stall_s)
+        self._loads = LoadDeadlines(self.limits.stall_s) if loads is None else loads
         self._roster = roster
         self._progress = -1
         self._moved_at = now
@@ -80,7 +83,8 @@ class RankWatch:
         statuses = {rank: seat.status for rank, seat in roster.seats.items() if roster.takes_part(rank)}
         progress = sum(status.progress for status in statuses.values())
         if progress != self._progress or not roster.runs:
-            self._progress, self._moved_at = progress, now
+            self._progress = progress
+            self.moved(now)
         silence_s = {rank: now - roster.seats[rank].heard_at for rank in watched}
         finding = diagnose(statuses, silence_s, now - self._moved_at, self.limits)
         if isinstance(finding, Silent) and self._hears_nobody(silence_s):

@@ -35,13 +35,13 @@ from pipeedge.base.fields import decoding, encode
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure
 from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.messages import Brief, Planned, Prepare, Summary
+from pipeedge.control.plans import Wanted
 from pipeedge.request.config import WorldRequest
 from pipeedge.transport.frame import FrameError
 from pipeedge.transport.interfaces import listen

@@ -1,24 +1,42 @@
 """Bugs to plant into the rules of failover, to show that the simulated world finds them.
 
-Each is a part of the product in which one method or one row of a table does the wrong thing.
+A bug is a table in which one row does the wrong thing, or a class in which one method does. It is planted
+where the product takes its parts from: ``HubParts``, and the arguments of ``Turns`` and of the world.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from failover_shells import Rules
 from msgspec import Raw
 from msgspec.structs import replace
 
-from pipeedge.control.admission import Attendance, Newcomer
+from pipeedge.control.admission import Attendance, Newcomer, Terms
+from pipeedge.control.announcement import Announcement
 from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
 from pipeedge.control.epoch_member import EpochMember, MemberStep, Report
-from pipeedge.control.epochs import Epochs, Event, Step, Wanted
+from pipeedge.control.epochs import (
+    TABLE,
+    Effect,
+    Epochs,
+    Event,
+    Step,
+    Table,
+    abort_all,
+    abort_next,
+    forget_next,
+    prepare,
+    send_nothing,
+    tell_complete,
+    tell_verdict,
+)
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import Limits, Loading, Silent
 from pipeedge.control.load_deadline import LoadDeadlines, LoadFinding
+from pipeedge.control.losses import Losses
 from pipeedge.control.messages import (
     Abort,
     Complete,
@@ -31,219 +49,222 @@ from pipeedge.control.messages import (
     Run,
     Stopped,
 )
+from pipeedge.control.plans import Plans, Wanted
+from pipeedge.control.rank_messages import RankMessages
 from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Members, Outgoing, Roster
-from pipeedge.control.rules import HubState
+from pipeedge.control.rules import HubParts, HubState
+from pipeedge.control.supervision import Supervision
 from pipeedge.run.ledger import Arrival, Ledger
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 
 
-def _effect(name: str) -> Callable[[Any, Any], Outgoing]:
-    """Return an effect that is looked up when it is needed, so that a subclass may replace it."""
-    return lambda epochs, what: getattr(epochs, name)(what)
-
-
-_TABLE: Mapping[Any, Any] = {
-    key: (_effect(effect.__name__), step) for key, (effect, step) in Epochs.TABLE.items()
-}
-
-
-def _rows(effect: str, after: Step, event: Event, *steps: Step) -> Mapping[Any, Any]:
-    """Return the table with other rows for an event."""
-    return {**_TABLE, **{(step, event): (_effect(effect), after) for step in steps}}
-
-
-class Planted(Epochs):
-    """Epochs whose effects can be replaced."""
-
-    TABLE = _TABLE
-
-
 # --- the table of the hub ---------------------------------------------------------------------------
 
 
-class ForgetsToAbort(Planted):
-    TABLE = _rows("_nothing", Step.PLANNING, Event.FAULT, *_ACTIVE)
+def _rows(effect: Effect, after: Step, event: Event, *steps: Step) -> Table:
+    """Return the table with other rows for an event."""
+    return {**TABLE, **{(step, event): (effect, after) for step in steps}}
 
 
-class DoesNotWaitForStops(Planted):
-    TABLE = _rows("_abort_all", Step.PLANNING, Event.FAULT, *_ACTIVE)
+def _instead(wrong: Mapping[Effect, Effect]) -> Table:
+    """Return the table with other effects in all rows that have one of these."""
+    return {key: (wrong.get(effect, effect), after) for key, (effect, after) in TABLE.items()}
 
 
-class AbortsOnlyOne(Planted):
-    def _abort_all(self, line: str) -> Outgoing:
-        outgoing = super()._abort_all(line)
-        self._attempts.awaited = set(sorted(self._attempts.awaited)[:1])
-        return outgoing[:1]
+def _aborts_only_one(epochs: Epochs, line: str) -> Outgoing:
+    outgoing = abort_all(epochs, line)
+    epochs.attempts.awaited = set(sorted(epochs.attempts.awaited)[:1])
+    return outgoing[:1]
 
 
-class StopsOnlyWhatRan(Planted):
-    def _abort_all(self, line: str) -> Outgoing:
-        self._attempts.next = None
-        self._attempts.awaited.clear()
-        return super()._abort_all(line)
+def _stops_only_what_ran(epochs: Epochs, line: str) -> Outgoing:
+    epochs.attempts.next = None
+    epochs.attempts.awaited.clear()
+    return abort_all(epochs, line)
 
 
-class StopsWhatRunsForWhatIsPrepared(Planted):
-    TABLE = _rows("_abort_all", Step.STOPPING, Event.NEXT_FAULT, Step.CHANGING)
+def _does_not_wait_for_drops(epochs: Epochs, line: str) -> Outgoing:
+    outgoing = abort_next(epochs, line)
+    epochs.attempts.next, epochs.attempts.awaited = None, set()
+    return outgoing
 
 
-class RunsOnWithoutAParticipantOfTheNext(Planted):
-    TABLE = _rows("_nothing", Step.SWITCHING, Event.NEXT_FAULT, Step.SWITCHING)
+def _forgets_to_drop(epochs: Epochs, line: str) -> Outgoing:
+    _does_not_wait_for_drops(epochs, line)
+    return []
 
 
-class ForgetsToDrop(Planted):
-    TABLE = _rows("_abort_next", Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING)
-
-    def _abort_next(self, line: str) -> Outgoing:
-        super()._abort_next(line)
-        self._attempts.next, self._attempts.awaited = None, set()
-        return []
+def _reuses_number_of_dropped_epoch(epochs: Epochs, what: object) -> Outgoing:
+    epochs.attempts.latest = epochs.epoch
+    return forget_next(epochs, what)
 
 
-class DoesNotWaitForDrops(Planted):
-    TABLE = _rows("_abort_next", Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING)
+def _reuses_epoch_that_never_ran(epochs: Epochs, line: str) -> Outgoing:
+    epochs.attempts.latest -= epochs.step is Step.PREPARING
+    return abort_all(epochs, line)
 
-    def _abort_next(self, line: str) -> Outgoing:
-        outgoing = super()._abort_next(line)
-        self._attempts.next, self._attempts.awaited = None, set()
+
+def _tells_verdict_to_participants_only(epochs: Epochs, failure: Failure) -> Outgoing:
+    rank_of, participants = epochs.roster.rank_of, epochs.roster.participants or ()
+    return [one for one in tell_verdict(epochs, failure) if rank_of.get(one[0]) in participants]
+
+
+def _says_nothing_of_a_dropped_change(effect: Effect) -> Effect:
+    def wrong(epochs: Epochs, what: object) -> Outgoing:
+        change, outcome = epochs.change, epochs.outcome
+        outgoing = effect(epochs, what)
+        epochs.change, epochs.outcome = change, outcome
         return outgoing
 
-
-class ReusesNumberOfDroppedEpoch(Planted):
-    def _forget_next(self, _: object) -> Outgoing:
-        self._attempts._latest = self.epoch
-        return super()._forget_next(_)
+    return wrong
 
 
-class ReusesEpochThatNeverRan(Planted):
-    def _abort_all(self, line: str) -> Outgoing:
-        self._attempts._latest -= self.step is Step.PREPARING
-        return super()._abort_all(line)
+_DROPPING = (abort_all, abort_next, tell_complete, tell_verdict)
+_TABLES: Mapping[str, Table] = {
+    "ForgetsToAbort": _rows(send_nothing, Step.PLANNING, Event.FAULT, *_ACTIVE),
+    "DoesNotWaitForStops": _rows(abort_all, Step.PLANNING, Event.FAULT, *_ACTIVE),
+    "AbortsOnlyOne": _instead({abort_all: _aborts_only_one}),
+    "StopsOnlyWhatRan": _instead({abort_all: _stops_only_what_ran}),
+    "StopsWhatRunsForWhatIsPrepared": _rows(abort_all, Step.STOPPING, Event.NEXT_FAULT, Step.CHANGING),
+    "RunsOnWithoutAParticipantOfTheNext": _rows(
+        send_nothing, Step.SWITCHING, Event.NEXT_FAULT, Step.SWITCHING
+    ),
+    "ForgetsToDrop": _rows(_forgets_to_drop, Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING),
+    "DoesNotWaitForDrops": _rows(_does_not_wait_for_drops, Step.RUNNING, Event.NEXT_FAULT, Step.CHANGING),
+    "ReusesNumberOfDroppedEpoch": _instead({forget_next: _reuses_number_of_dropped_epoch}),
+    "ReusesEpochThatNeverRan": _instead({abort_all: _reuses_epoch_that_never_ran}),
+    "TellsVerdictToParticipantsOnly": _instead({tell_verdict: _tells_verdict_to_participants_only}),
+    "SaysNothingOfADroppedChange": _instead(
+        {effect: _says_nothing_of_a_dropped_change(effect) for effect in _DROPPING}
+    ),
+    "EndsIfTheFirstPlanIsOvertaken": _rows(send_nothing, Step.GATHERING, Event.OVERTAKEN, Step.GATHERING),
+}
 
 
-class TellsVerdictToParticipantsOnly(Planted):
-    def _tell_verdict(self, failure: Failure) -> Outgoing:
-        rank_of, participants = self._roster.rank_of, self._roster.participants or ()
-        return [one for one in super()._tell_verdict(failure) if rank_of.get(one[0]) in participants]
+class PlansWhileOthersStop(Plans):
+    """Needs a row of the table, too."""
 
-
-class PlansWhileOthersStop(Planted):
-    TABLE = _rows("_prepare", Step.PREPARING, Event.PLAN, Step.STOPPING)
+    TABLE: ClassVar[Table] = _rows(prepare, Step.PREPARING, Event.PLAN, Step.STOPPING)
 
     def wanted(self) -> Wanted | None:
-        step = self.step
-        self.step = Step.PLANNING if step is Step.STOPPING else step
-        try:
+        if self.epochs.step is not Step.STOPPING:
             return super().wanted()
-        finally:
-            self.step = step
-
-
-class SaysNothingOfADroppedChange(Planted):
-    def _drop_change(self, why: str) -> None:
-        pass
+        causes = self.epochs.causes
+        return Wanted(self.roster.members, self.roster.agreed_facts(), causes.line, tuple(causes.ranks))
 
 
 # --- messages, losses and plans at the hub ----------------------------------------------------------
 
 
-class StartsBeforeAllArePrepared(Epochs):
-    def _take_any_ready(self, rank: int, ready: Ready, now: float) -> Outgoing:
-        self._attempts.awaited = {(ready.epoch, rank)}
-        return self._take_ready(rank, ready, now)
-
-    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
-        **Epochs._MESSAGES,
-        Step.PREPARING: {**Epochs._MESSAGES[Step.PREPARING], Ready: _take_any_ready},
-        Step.RUNNING: {**Epochs._MESSAGES[Step.RUNNING], Ready: Epochs._ignore},
-    }
+def _handlers(changes: Mapping[Step, Mapping[Any, Any]]) -> Mapping[Step, Any]:
+    """Return the handlers of messages about an epoch, with others in some steps."""
+    return {step: {**handlers, **changes.get(step, {})} for step, handlers in RankMessages.EPOCH.items()}
 
 
-class SwitchesBeforeAllArePrepared(Epochs):
-    def _take_any_ready(self, rank: int, ready: Ready, now: float) -> Outgoing:
-        self._attempts.awaited = {(ready.epoch, rank)}
-        return self._take_ready(rank, ready, now)
-
-    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
-        **Epochs._MESSAGES,
-        Step.CHANGING: {**Epochs._MESSAGES[Step.CHANGING], Ready: _take_any_ready},
-        Step.SWITCHING: {**Epochs._MESSAGES[Step.SWITCHING], Ready: Epochs._ignore},
-        Step.RUNNING: {**Epochs._MESSAGES[Step.RUNNING], Ready: Epochs._ignore},
-    }
+def _take_any_ready(messages: RankMessages, rank: int, ready: Ready, now: float) -> Outgoing:
+    messages.epochs.attempts.awaited = {(ready.epoch, rank)}
+    return messages.take_ready(rank, ready, now)
 
 
-class IgnoresCompleteWhileStopping(Epochs):
-    _MESSAGES: ClassVar[Mapping[Any, Any]] = {
-        **Epochs._MESSAGES,
-        Step.STOPPING: {**Epochs._MESSAGES[Step.STOPPING], Complete: Epochs._ignore},
-    }
+_IGNORED = {Ready: RankMessages.ignore}
 
 
-class ForgetsLossWhilePreparing(Epochs):
+class StartsBeforeAllArePrepared(RankMessages):
+    EPOCH = _handlers({Step.PREPARING: {Ready: _take_any_ready}, Step.RUNNING: _IGNORED})
+
+
+class SwitchesBeforeAllArePrepared(RankMessages):
+    EPOCH = _handlers(
+        {Step.CHANGING: {Ready: _take_any_ready}, Step.SWITCHING: _IGNORED, Step.RUNNING: _IGNORED}
+    )
+
+
+class IgnoresCompleteWhileStopping(RankMessages):
+    EPOCH = _handlers({Step.STOPPING: {Complete: RankMessages.ignore}})
+
+
+class ForgetsLossWhilePreparing(Losses):
     def lost(self, rank: int, failure: Failure, now: float) -> Outgoing:
-        if self.step is Step.PREPARING and not self._is_essential(rank):
-            self._roster.remove(rank, now)
+        if self.epochs.step is Step.PREPARING and not self.is_essential(rank):
+            self.roster.remove(rank, now)
             return []
         return super().lost(rank, failure, now)
 
 
-class StopsForSpare(Epochs):
+class StopsForSpare(Losses):
     def lost(self, rank: int, failure: Failure, now: float) -> Outgoing:
         outgoing = super().lost(rank, failure, now)
-        return outgoing + (self._happen(Event.FAULT, failure.line, now) if self.step is Step.RUNNING else [])
+        runs = self.epochs.step is Step.RUNNING
+        return outgoing + (self.epochs.happen(Event.FAULT, failure.line, now) if runs else [])
 
 
-class GoesOnWithoutDataRank(Epochs):
-    def _is_essential(self, rank: int) -> bool:
-        return not self.goes_on or rank == 0
+class GoesOnWithoutDataRank(Losses):
+    def is_essential(self, rank: int) -> bool:
+        return not self.epochs.goes_on or rank == 0
 
 
-class GoesOnAfterTheLastLoss(Epochs):
+class GoesOnAfterTheLastLoss(Losses):
     """Does not know the policy under which the first loss is the last event."""
 
-    def _is_essential(self, rank: int) -> bool:
-        return rank in (0, self._roster.data_rank)
+    def is_essential(self, rank: int) -> bool:
+        return rank in (0, self.roster.data_rank)
 
 
-class UsesOvertakenPlan(Epochs):
-    def _has_all(self, announcement: Any, members: Members) -> bool:
-        return True
+class DismissesTheEndThatMustStay(Losses):
+    swapped: int | None = None
 
+    def is_essential(self, rank: int) -> bool:
+        return rank == self.swapped or super().is_essential(rank)
 
-class EndsThoughOneHasJoined(Epochs):
-    def unplanned(self, members: Members, failure: Failure, now: float) -> Outgoing:
-        return self.end(failure, now) if self.step is Step.PLANNING else []
-
-
-class DismissesTheEndThatMustStay(Epochs):
     def link_lost(self, rank: int, peer: int, failure: Failure, now: float, cause: str = "") -> Outgoing:
-        swaps = self._is_essential(rank) != self._is_essential(peer)
-        ends = (peer, rank) if swaps and not self._is_essential(peer) else (rank, peer)
-        self._is_essential = lambda rank: rank == ends[0] or type(self)._is_essential(self, rank)  # type: ignore[method-assign]
+        swaps = self.is_essential(rank) != self.is_essential(peer)
+        ends = (peer, rank) if swaps and not self.is_essential(peer) else (rank, peer)
+        self.swapped = ends[0]
         try:
             return super().link_lost(*ends, failure, now, cause)
         finally:
-            del self._is_essential
+            self.swapped = None
 
 
-class HasNoPatience(Epochs):
+class HasNoPatience(Losses):
     """Waits for ever for a member that does not stop."""
 
-    def tick(self, now: float) -> Outgoing:
+    def overdue(self, now: float) -> Outgoing:
         return []
 
 
-class LetsOneMicrobatchCostRankAfterRank(Epochs):
+class LetsOneMicrobatchCostRankAfterRank(Losses):
     def failed(self, rank: int, failed: Failed, failure: Failure, now: float) -> Outgoing:
         return self.lost(rank, failure, now)
 
 
+class LosesAfterTheEnd(Losses):
+    def go_on_without(self, line: str, rank: int | None) -> Outgoing:
+        return self.end(Failure(FailureKind.GONE, line), 0.0)
+
+
+class WaitsForThoseWhoLeft(Losses):
+    def go_on_without(self, line: str, rank: int | None) -> Outgoing:
+        return []
+
+
+class UsesOvertakenPlan(Plans):
+    def has_all(self, announcement: Announcement[Raw], members: Members) -> bool:
+        return True
+
+
+class EndsThoughOneHasJoined(Plans):
+    def none_fits(self, members: Members, failure: Failure, now: float) -> Outgoing:
+        is_wanted = self.epochs.step is Step.PLANNING
+        return self.epochs.happen(Event.END, failure, now) if is_wanted else []
+
+
 class RetiresWhenOneHasPassed(Attempts):
-    @property
-    def all_passed(self) -> bool:
-        return bool(self._passed)
+    def note_passed(self, part: Part) -> None:
+        for each in self.parts(self.current):
+            super().note_passed(each)
 
 
 class WaitsForTheLost(Attempts):
@@ -254,10 +275,18 @@ class WaitsForTheLost(Attempts):
 
 
 class TakesANewcomerForAParticipant(Attempts):
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
+        self.here = roster
+
     def parts(self, attempt: EpochAttempt | None) -> list[Part]:
-        if attempt is None:
-            return []
-        return [(attempt.number, rank) for rank in sorted(attempt.participants) if rank in self._roster.seats]
+        ranks: Iterable[int] = () if attempt is None else sorted(attempt.participants)
+        return [(attempt.number, rank) for rank in ranks if attempt and rank in self.here.seats]
+
+
+class AwaitsNoLoad(Attempts):
+    def awaits(self, rank: int) -> bool:
+        return False
 
 
 class TriesBrokenLinkForEver(Faults):
@@ -292,9 +321,13 @@ class ForgetsWhoJoins(Attendance):
 
 
 class ReplacesRankThatLives(Attendance):
+    def __init__(self, roster: Roster, terms: Terms, now: float) -> None:
+        super().__init__(roster, terms, now)
+        self.here = roster
+
     def claim(self, connection: int, hello: Hello) -> Outgoing:
         outgoing = super().claim(connection, hello)
-        self._roster.remove(hello.rank, self._roster.seats[hello.rank].heard_at)
+        self.here.remove(hello.rank, self.here.seats[hello.rank].heard_at)
         return outgoing
 
 
@@ -311,11 +344,21 @@ class TakesAPauseForSilence(RankWatch):
 
 
 class DoesNotSeeThatItMoves(RankWatch):
+    looks = False
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        self.looks = True
+        yield
+        self.looks = False
+
     def look(self, *args: Any) -> Any:
-        self._progress, moved_at = -1, self._moved_at
-        found = super().look(*args)
-        self._moved_at = moved_at
-        return found
+        with self.looking():
+            return super().look(*args)
+
+    def moved(self, now: float) -> None:
+        if not self.looks:
+            super().moved(now)
 
 
 class IgnoresClosedConnections(HubState):
@@ -326,26 +369,11 @@ class IgnoresClosedConnections(HubState):
         return super().closed(connection, now, why, left=left)
 
 
-class LosesAfterTheEnd(HubState):
-    def _go_on_without(self, line: str, rank: int | None) -> Outgoing:
-        return self._end(Failure(FailureKind.GONE, line), 0.0)
-
-
-class WaitsForThoseWhoLeft(HubState):
-    def _go_on_without(self, line: str, rank: int | None) -> Outgoing:
-        return []
-
-
-class DiagnosesOnlyThoseWhoWork(HubState):
+class DiagnosesOnlyThoseWhoWork(Supervision):
     """Does not see that a rank falls silent while plans are made and prepared."""
 
-    def _look(self, now: float) -> Outgoing:
-        return super()._look(now) if self.roster.runs or self.epochs.step is Step.GATHERING else []
-
-
-class AwaitsNoLoad(Epochs):
-    def awaits(self, rank: int) -> bool:
-        return False
+    def look(self, now: float) -> Outgoing:
+        return super().look(now) if self.roster.runs or self.epochs.step is Step.GATHERING else []
 
 
 class LoadsForEver(LoadDeadlines):
@@ -358,10 +386,6 @@ class DoesNotCountBytes(LoadDeadlines):
 
     def look(self, loads: Mapping[tuple[int, int], Loading], now: float) -> list[LoadFinding]:
         return super().look({key: replace(load, loaded=0) for key, load in loads.items()}, now)
-
-
-class EndsIfTheFirstPlanIsOvertaken(Planted):
-    TABLE = _rows("_nothing", Step.GATHERING, Event.OVERTAKEN, Step.GATHERING)
 
 
 # --- a rank -----------------------------------------------------------------------------------------
@@ -495,43 +519,52 @@ class IsCompleteWhenAllIsFed(Ledger):
         return self._count is not None and self._next >= self._count
 
 
-_RARE: Mapping[type, int] = {
-    StopsWhatRunsForWhatIsPrepared: 78,
-    RunsOnWithoutAParticipantOfTheNext: 420,
-    IgnoresCompleteWhileStopping: 245,
-    GoesOnWithoutDataRank: 415,
-    EndsThoughOneHasJoined: 200,
-    DismissesTheEndThatMustStay: 1475,
-    EndsIfTheFirstPlanIsOvertaken: 130,
-    ForgetsClaims: 190,
-    TrustsFactsThatWereNotCompared: 80,
-    HearsNoSilence: 120,
-    DoesNotSeeThatItMoves: 70,
-    RunsBeforeItIsTold: 105,
+_RARE: Mapping[str, int] = {
+    "StopsWhatRunsForWhatIsPrepared": 78,
+    "RunsOnWithoutAParticipantOfTheNext": 420,
+    "IgnoresCompleteWhileStopping": 245,
+    "GoesOnWithoutDataRank": 415,
+    "EndsThoughOneHasJoined": 200,
+    "DismissesTheEndThatMustStay": 1475,
+    "EndsIfTheFirstPlanIsOvertaken": 130,
+    "ForgetsClaims": 190,
+    "TrustsFactsThatWereNotCompared": 80,
+    "HearsNoSilence": 120,
+    "DoesNotSeeThatItMoves": 70,
+    "RunsBeforeItIsTold": 105,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
-_PLANTED: Mapping[str, type] = {
-    "epochs": Epochs,
-    "attempts": Attempts,
-    "faults": Faults,
-    "roster": Roster,
-    "attendance": Attendance,
-    "watch": RankWatch,
-    "loads": LoadDeadlines,
-    "hub": HubState,
-    "member": EpochMember,
-    "ledger": Ledger,
+_SEAMS: Mapping[type, Callable[[type], dict[str, Any]]] = {
+    Plans: lambda bug: {"parts": HubParts(table=getattr(bug, "TABLE", None), plans=bug)},
+    RankMessages: lambda bug: {"parts": HubParts(messages=bug)},
+    Losses: lambda bug: {"parts": HubParts(losses=bug)},
+    Attempts: lambda bug: {"parts": HubParts(attempts=bug)},
+    Faults: lambda bug: {"parts": HubParts(faults=bug)},
+    Roster: lambda bug: {"parts": HubParts(roster=bug)},
+    Attendance: lambda bug: {"parts": HubParts(attendance=bug)},
+    RankWatch: lambda bug: {"parts": HubParts(watch=bug)},
+    LoadDeadlines: lambda bug: {"parts": HubParts(loads=bug)},
+    Supervision: lambda bug: {"parts": HubParts(supervision=bug)},
+    HubState: lambda bug: {"hub": bug},
+    EpochMember: lambda bug: {"member": bug},
+    Ledger: lambda bug: {"ledger": bug},
 }
+"""Where a bug in a class of the product is planted."""
 
 
 def _all_bugs() -> tuple[Rules, ...]:
     """Return the rules with each of the bugs above."""
-    found = []
-    for part, whole in _PLANTED.items():
+    found = [
+        Rules(name, parts=HubParts(table=table), from_seed=_RARE.get(name, 0))
+        for name, table in _TABLES.items()
+    ]
+    for whole, seam in _SEAMS.items():
         bugs = [each for each in globals().values() if isinstance(each, type) and issubclass(each, whole)]
         found += [
-            Rules(**{part: bug}, from_seed=_RARE.get(bug, 0)) for bug in bugs if bug not in (whole, Planted)
+            Rules(bug.__name__, **seam(bug), from_seed=_RARE.get(bug.__name__, 0))
+            for bug in bugs
+            if bug is not whole
         ]
     return tuple(found)
 

@@ -12,11 +12,11 @@ from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import RunSnapshot
-from pipeedge.control.epochs import Step, Wanted
+from pipeedge.control.epochs import Step
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import TO_HUB, Abort, Beat, Facts, Message, Verdict
+from pipeedge.control.plans import Wanted
 from pipeedge.control.roster import Members
-from pipeedge.control.rules import HubState
 from pipeedge.plan.after_loss import Survivor, smallest_change
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ class HubShell:
         required = frozenset({0, limits.data_rank}) if limits.goes_on else None
         terms = Terms(TIMEOUT_S, required, joins_later=limits.goes_on)
         self.world = world
-        self.state = HubState(world_size=limits.ranks, timeout_s=TIMEOUT_S, now=0.0, terms=terms)
-        world.rules.plant(self.state)
+        self.state = world.rules.hub(
+            world_size=limits.ranks, timeout_s=TIMEOUT_S, now=0.0, terms=terms, parts=world.rules.parts
+        )
         self._deciding = False
         self._schedule: Schedule | None = None
         self._seen = self.step
@@ -255,7 +256,7 @@ class HubShell:
     def _changed(self, since: RunSnapshot, decision: Announcement[Raw]) -> None:
         if self.changes and self.state.change_outcome() is None:
             return  # one change at a time
-        if self.state.epochs.can_change:
+        if self.state.plans.can_change:
             self.world.note("change", read_plan(decision.plan))
         self.changes += 1
         self._follow(self.state.change(since, decision, self.world.now))

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Raw
 
-from pipeedge.control.admission import Attendance
-from pipeedge.control.attempts import Attempts, Faults
 from pipeedge.control.epoch_member import EpochMember
-from pipeedge.control.epochs import Epochs
 from pipeedge.control.liveness import Limits
-from pipeedge.control.load_deadline import LoadDeadlines
-from pipeedge.control.rank_watch import RankWatch
-from pipeedge.control.roster import Roster
-from pipeedge.control.rules import HubState
+from pipeedge.control.rules import HubParts, HubState
 from pipeedge.run.ledger import Ledger
 
 LAYERS = 6
@@ -37,48 +31,15 @@ class ViolationError(AssertionError):
 class Rules:
     """The rules that a world drives: those of the product, or with a bug in one of them."""
 
+    name: str = ""
+    """Name of the bug, if there is one."""
     hub: type[HubState] = HubState
-    epochs: type[Epochs] = Epochs
-    attempts: type[Attempts] = Attempts
-    faults: type[Faults] = Faults
-    roster: type[Roster] = Roster
-    attendance: type[Attendance] = Attendance
-    watch: type[RankWatch] = RankWatch
-    loads: type[LoadDeadlines] = LoadDeadlines
+    parts: HubParts = field(default_factory=HubParts)
+    """Parts of the hub's rules."""
     member: Callable[[], EpochMember] = EpochMember
     ledger: type[Ledger] = Ledger
     from_seed: int = 0
     """Seed from which to look for one that shows a bug which only few do."""
-
-    @property
-    def name(self) -> str:
-        """Names of the rules that are not the product's own."""
-        ours = {HubState, Epochs, Attempts, Faults, Roster, Attendance, RankWatch, LoadDeadlines}
-        ours |= {EpochMember, Ledger}
-        parts = (
-            self.hub,
-            self.epochs,
-            self.attempts,
-            self.faults,
-            self.roster,
-            self.attendance,
-            self.watch,
-            self.loads,
-            self.member,
-            self.ledger,
-        )
-        return " ".join(part.__name__ for part in parts if part not in ours)
-
-    def plant(self, state: HubState) -> None:
-        """Let the parts of a hub follow these rules."""
-        state.__class__ = self.hub
-        state.epochs.__class__ = self.epochs
-        state.epochs._attempts.__class__ = self.attempts
-        state.epochs._faults.__class__ = self.faults
-        state.roster.__class__ = self.roster
-        state._attendance.__class__ = self.attendance
-        state._watch.__class__ = self.watch
-        state._watch._loads.__class__ = self.loads
 
 
 @dataclass(frozen=True)

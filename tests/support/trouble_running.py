@@ -23,11 +23,11 @@ from pipeedge.base.files import write_secret
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.epochs import Wanted
 from pipeedge.control.hub_address import explain_refusal
 from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.liveness import Loading, RankStatus, beat_interval_s
 from pipeedge.control.messages import FROM_HUB, Decoder, Hello, Pace, Planned, Verdict, WorkByRank, frame
+from pipeedge.control.plans import Wanted
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd, WireEnd
 from pipeedge.plan.after_loss import Survivor, smallest_change

@@ -11,7 +11,6 @@ from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, Switched
-from pipeedge.control.epochs import Wanted
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.liveness import Loading, RankStatus
 from pipeedge.control.messages import (
@@ -30,6 +29,7 @@ from pipeedge.control.messages import (
     Stopped,
     frame,
 )
+from pipeedge.control.plans import Wanted
 from pipeedge.control.rules import HubState
 
 TIMEOUT_S = 10.0

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from pipeedge.base.errors import PipeEdgeError
+from pipeedge.control.admission import Attendance, Terms
 from pipeedge.control.announcement import Announcement
+from pipeedge.control.attempts import Faults
 from pipeedge.control.changing import Dropped
 from pipeedge.control.epoch_member import EpochMember, MemberStep
 from pipeedge.control.epochs import Epochs, Step
 from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.losses import Losses
 from pipeedge.control.messages import (
     Abort,
     Complete,
@@ -35,6 +38,9 @@ from pipeedge.control.messages import (
     Stopped,
     Verdict,
 )
+from pipeedge.control.plans import Plans
+from pipeedge.control.rank_messages import RankMessages
+from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Claim, Outgoing, Roster
 from pipeedge.data import Microbatch
 from pipeedge.run.ledger import Arrival, Ledger
@@ -56,8 +62,13 @@ class Hub:
         self.roster.data_rank = data_rank
         for rank in range(ranks):
             self.come(rank, 10 + rank)
-        self.epochs = Epochs(self.roster, patience_s=8.0)
+        self.epochs = Epochs(self.roster)
         self.epochs.goes_on = goes_on
+        self.plans = Plans(self.roster, self.epochs)
+        attendance = Attendance(self.roster, Terms(8.0), 0.0)
+        self.losses = Losses(self.roster, self.epochs, attendance, Faults(), 8.0)
+        watch = RankWatch(self.roster, 8.0, 0.0)
+        self.messages = RankMessages(self.roster, self.epochs, self.losses, watch, 0.0)
 
     def come(self, rank: int, connection: int) -> None:
         seat = self.roster.seat(rank, connection, "pi", 0.0)
@@ -65,7 +76,7 @@ class Hub:
 
     def prepare(self, *ranks: int) -> Outgoing:
         """Let the hub have a plan for ``ranks``."""
-        return self.epochs.planned(self.roster.members, Announcement(PLAN, ranks), 0.0)
+        return self.plans.made(self.roster.members, Announcement(PLAN, ranks), 0.0)
 
     def running(self, *ranks: int) -> Hub:
         self.prepare(*ranks)
@@ -81,17 +92,17 @@ class Hub:
         return outgoing
 
     def say(self, rank: int, message: Message) -> Outgoing:
-        return self.epochs.received(rank, message, 0.0)
+        return self.messages.take_of_epoch(rank, message, 0.0)
 
     def lose(self, rank: int) -> Outgoing:
         """Lose a rank; return what the others hear that is not a notice."""
-        heard = self.epochs.lost(rank, gone(rank), 0.0)
+        heard = self.losses.lost(rank, gone(rank), 0.0)
         own = [one for one in heard if one[0] == 10 + rank]
         return [one for one in heard if one not in own and not isinstance(one[1], Notice)]
 
     @property
     def needs_plan(self) -> bool:
-        return self.epochs.wanted() is not None
+        return self.plans.wanted() is not None
 
 
 def to(message: Message, *ranks: int) -> Outgoing:
@@ -130,11 +141,11 @@ class TestHub:
             hub.prepare(0, 1)
             if step is Step.RUNNING:
                 hub.answer(Ready, 0, 1)
-            assert hub.epochs.lost(1, gone(1), 0.0) == to(Verdict(gone(1)), 0, 1, 2)
+            assert hub.losses.lost(1, gone(1), 0.0) == to(Verdict(gone(1)), 0, 1, 2)
             assert hub.epochs.step is Step.ENDED
-        for fault in (Epochs.stalled, lambda epochs, *args: epochs.link_lost(1, 0, *args)):
+        for fault in (Losses.stalled, lambda losses, *args: losses.link_lost(1, 0, *args)):
             hub = Hub(3, goes_on=False).running(0, 1)
-            fault(hub.epochs, Failure(FailureKind.STALLED, "nothing moves"), 0.0)
+            fault(hub.losses, Failure(FailureKind.STALLED, "nothing moves"), 0.0)
             assert hub.epochs.step is Step.ENDED
 
     def test_plan_with_a_lost_participant_is_dropped(self) -> None:
@@ -144,12 +155,12 @@ class TestHub:
         asked = hub.roster.members
         hub.lose(2)
         hub.come(2, 20)
-        assert hub.epochs.planned(asked, Announcement(PLAN, (0, 2)), 0.0) == []
+        assert hub.plans.made(asked, Announcement(PLAN, (0, 2)), 0.0) == []
         assert hub.needs_plan
         # One that was meant for other members than those of now does not end the run either.
         refusal = Failure(FailureKind.REFUSED, "nothing fits")
-        assert hub.epochs.unplanned(asked, refusal, 0.0) == []
-        ended = hub.epochs.unplanned(hub.roster.members, refusal, 0.0)
+        assert hub.plans.none_fits(asked, refusal, 0.0) == []
+        ended = hub.plans.none_fits(hub.roster.members, refusal, 0.0)
         assert ended == [(number, Verdict(refusal)) for number in (10, 20)]
         assert hub.epochs.verdict == refusal
 
@@ -191,10 +202,10 @@ class TestHub:
     def test_second_standstill_without_a_result_ends_the_run(self) -> None:
         hub = Hub(2).running(0, 1)
         stalled = Failure(FailureKind.STALLED, "nothing moves")
-        assert hub.epochs.stalled(stalled, 0.0) == to(Abort(1, "nothing moves"), 0, 1)
+        assert hub.losses.stalled(stalled, 0.0) == to(Abort(1, "nothing moves"), 0, 1)
         hub.answer(Stopped, 0, 1)
         hub.prepare(0, 1)
-        hub.epochs.stalled(stalled, 0.0)
+        hub.losses.stalled(stalled, 0.0)
         assert hub.epochs.verdict == stalled
 
     @pytest.mark.parametrize(
@@ -218,7 +229,9 @@ class TestChange:
     """Epoch 1 runs on ranks 0 and 1; epoch 2, on ranks 0 and 2, is to follow."""
 
     def change(self, hub: Hub, *ranks: int) -> Outgoing:
-        return hub.epochs.changed(hub.epochs.snapshot(), Announcement(PLAN, ranks), 0.0)
+        since = hub.plans.snapshot()
+        assert since is not None
+        return hub.plans.better(since, Announcement(PLAN, ranks), 0.0)
 
     def changing(self) -> Hub:
         hub = Hub(4).running(0, 1)
@@ -261,7 +274,7 @@ class TestChange:
         aborts = fault(hub)
         assert hub.epochs.step is Step.DROPPING
         assert hub.epochs.outcome == Dropped("was killed")
-        assert not hub.epochs.can_change
+        assert not hub.plans.can_change
         here = [rank for rank in (0, 2) if rank in hub.roster.members]
         assert aborts == to(Abort(2, "was killed"), *here)
         hub.say(0, LinkLost(2, 2, "reset"))  # of a rank that is gone, perhaps
@@ -296,11 +309,12 @@ class TestChange:
 
     def test_change_for_members_that_have_left_is_none(self) -> None:
         hub = Hub(4).running(0, 1)
-        since = hub.epochs.snapshot()
+        since = hub.plans.snapshot()
+        assert since is not None
         hub.lose(2)
         hub.come(2, 20)
-        assert hub.epochs.changed(since, Announcement(PLAN, (0, 2)), 0.0) == []
-        assert hub.epochs.can_change
+        assert hub.plans.better(since, Announcement(PLAN, (0, 2)), 0.0) == []
+        assert hub.plans.can_change
 
     def test_member_prepares_one_epoch_beside_one_that_runs(self) -> None:
         member = EpochMember()

@@ -38,7 +38,8 @@ transport  place base channel frame leases lifecycle interfaces membership new_k
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness load_deadline messages announcement roster attempts
-           changing epochs epoch_member turns admission telemetry rank_watch rules wire
+           changing epochs epoch_member turns admission telemetry losses plans rank_watch
+           rank_messages supervision rules wire
            connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
@@ -108,6 +109,10 @@ PURE = (
     "control.clocks",
     "control.epoch_member",
     "control.epochs",
+    "control.losses",
+    "control.plans",
+    "control.rank_messages",
+    "control.supervision",
     "control.failures",
     "control.roster",
     "control.rules",
