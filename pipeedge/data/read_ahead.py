@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from pipeedge.base.crew import Crew
+from pipeedge.base.crew import Closed, Crew
 from pipeedge.data.items import Reading
 from pipeedge.data.source import InputSource
 from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
-from pipeedge.transport.channel import Closed
 
 __all__ = ["ReadAhead", "read_threads"]
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.control.liveness import StageWork
@@ -29,7 +30,6 @@ from pipeedge.observe.metrics import Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
-from pipeedge.transport.channel import Channel
 
 __all__ = ["Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 

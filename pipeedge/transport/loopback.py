@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous, Reserved, unbound
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.lifecycle import Lifecycle
 
 __all__ = ["LocalLink", "LoopbackTransport"]

@@ -37,10 +37,10 @@ from typing import Any
 
 import torch
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
 from pipeedge.transport.leases import Draft, Lease
 

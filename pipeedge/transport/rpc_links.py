@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
-from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 
 __all__ = ["QUEUE", "WINDOW", "RpcReceiver", "RpcSender", "RpcShipment", "answered"]

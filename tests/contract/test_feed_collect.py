@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.crew import Crew
 from pipeedge.data import DataSetSource, DataSetStream, Group, InputSource, ReadAhead, open_input
 from pipeedge.data.results import ResultWriter
@@ -25,7 +26,6 @@ from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.loopback import LocalLink
 
 

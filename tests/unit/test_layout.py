@@ -15,7 +15,8 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording interrupt crew machine heap lazy_exports pacing deferred_imports shapes payload errors
+base       wording interrupt crew channel machine heap lazy_exports pacing deferred_imports shapes payload
+           errors
            archive fields files json_file json_types schedule streams yamlfile yamledit program
            guard console
 request    parsing declared environment scheduling files keys http_options config profiled
@@ -34,7 +35,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            shard weights.fill weights.writing model weights.http_transfer weights.pickled
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
-transport  place base channel frame leases lifecycle interfaces membership new_key loopback
+transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness load_deadline messages announcement roster attempts

@@ -7,11 +7,10 @@ import threading
 import pytest
 from fake_items import NumberedItems
 
-from pipeedge.base.crew import Crew
+from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import InputError
 from pipeedge.data import DataSetSource, InputSource, ReadAhead
 from pipeedge.data.items import Item
-from pipeedge.transport.channel import Closed
 
 
 class Gated(NumberedItems):

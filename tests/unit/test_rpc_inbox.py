@@ -12,13 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.request.config import TransportRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.transport.base import Link, Packet
-from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import FrameError, Kind, frame_capacity, write_frame
 from pipeedge.transport.rpc_links import QUEUE, WINDOW, RpcReceiver, RpcSender
 
