@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
 
     from pipeedge.data import DataEnds
-    from pipeedge.data.ends import Watcher
     from pipeedge.observe.live import Display
+    from pipeedge.observe.pipeline_state import PipelineState
 
 __all__ = [
     "PATIENCE_S",
@@ -69,7 +69,7 @@ class DisplayFeed:
     """Passes how the stages spend their time to the display, while there is one."""
 
     def __init__(self) -> None:
-        self._display: Display | Watcher | None = None
+        self._display: Display | PipelineState | None = None
 
     def __call__(self, work: Mapping[int, StageWork]) -> None:
         """Show the ``work`` of the stages, by rank; called by the member's thread."""
@@ -78,7 +78,7 @@ class DisplayFeed:
             display.heard(work)
 
     @contextmanager
-    def to(self, display: Display | Watcher) -> Iterator[None]:
+    def to(self, display: Display | PipelineState) -> Iterator[None]:
         """Feed ``display`` while the body runs."""
         self._display = display
         try:

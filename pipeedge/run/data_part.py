@@ -17,7 +17,7 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.data import DataEnds, DataSetSource, open_run_input
+from pipeedge.data import DataEnds, ItemStream, open_run_input
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -35,7 +35,6 @@ from pipeedge.run.held_out import open_held_out
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
 from pipeedge.run.resuming import find_rows, request_dependencies
-from pipeedge.run.run_input import RunInput
 from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Outgoing
 
@@ -73,14 +72,14 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
         compared = source.first(output.check_items)
     if results is None or request.prints_results:
         writer = ResultWriter(results, model, None)
-        return DataEnds(DataSetSource(source), writer, compared, replaced, held_out=held_out)
+        return DataEnds(source, writer, compared, replaced, held_out=held_out)
     found, note = find_rows(results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
     writer = ResultWriter(results, model, None, depends_on, found)
     if found is not None:
         source = source.rest(found.position)
     notes = () if note is None else (note,)
-    return DataEnds(DataSetSource(source), writer, compared, replaced, notes, held_out=held_out)
+    return DataEnds(source, writer, compared, replaced, notes, held_out=held_out)
 
 
 @contextmanager
@@ -99,8 +98,8 @@ class DataPart:
     ends: DataEnds
     progress: DataProgress
     """Items of it that are under way, and those that are done."""
-    stream: RunInput
-    """Input as it is read."""
+    stream: ItemStream
+    """Input as it is read, which outlasts a plan that is replaced by a better one."""
     feeder: Feeder
     outgoing: Outgoing
     collector: Collector
@@ -165,14 +164,12 @@ def make_data_part(
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
     outgoing = Outgoing(end, context.activity, lane=link)
-    position, stages = progress.ledger.position, len(plan.schedule.stages)
     if before is not None:
         stream = before.stream
     else:
-        size, rows = plan.microbatch_size, plan.record_rows
-        stream = RunInput(data.source.stream(size, position=position, rows=rows, stages=stages))
+        stream = data.source.stream(position=progress.ledger.position, rows=plan.record_rows)
     dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
-    feed = Feed(stream, dtype, progress.ledger, stages, takes_over=before is not None)
+    feed = Feed(stream, plan.microbatch_size, dtype, progress.ledger, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, outgoing, context.activity, feed_lane)
     context.activity.feeder(lambda: feeder.is_idle)

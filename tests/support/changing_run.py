@@ -38,15 +38,15 @@ def _changing(self: Ledger, epoch: int, window: int) -> None:
     _begun.set()
 
 
-def _waiting(self: Ledger) -> bool:
+def _waiting(self: Ledger) -> int | None:
     global _fed
     if _fed == 20:
         _begun.wait()
     if _fed == 40:
         _over.wait()
-    goes_on = _wait_for_room(self)
-    _fed += goes_on
-    return goes_on
+    number = _wait_for_room(self)
+    _fed += number is not None
+    return number
 
 
 def _stages_in_memory() -> int:

@@ -5,6 +5,7 @@ Each is a part of the product in which one method or one row of a table does the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -417,8 +418,9 @@ class ReportsNoLink(EpochMember):
 
 class SkipsOneInNewEpoch(Ledger):
     def restart(self, epoch: int, window: int) -> None:
+        again = bool(self._entries)
         super().restart(epoch, window)
-        self._next += bool(self._entries)
+        self._next += again
 
 
 class DoesNotFeedAgain(Ledger):
@@ -448,15 +450,15 @@ class WritesOldResults(Ledger):
 class FeedsAgainWhenChanged(Ledger):
     """Feeds the new epoch what the one before will write."""
 
-    def _hand_over(self, group: Any) -> None:
+    def _hand_over(self) -> None:
         self._next = self._written if self._successor is not None else self._next
-        super()._hand_over(group)
+        super()._hand_over()
 
 
 class SkipsOneWhenChanged(Ledger):
-    def _hand_over(self, group: Any) -> None:
+    def _hand_over(self) -> None:
         self._next += self._successor is not None
-        super()._hand_over(group)
+        super()._hand_over()
 
 
 class DropsWhatTheFormerEpochHas(Ledger):
@@ -482,6 +484,31 @@ class RemembersTheChangeAfterAFailure(Ledger):
         super().restart(epoch, window)
         if before:
             self._first = first
+
+
+class LosesRequestsThatAreUnderWay(Ledger):
+    """Feeds again what the source can read again, and nothing else."""
+
+    def restart(self, epoch: int, window: int) -> None:
+        kept = list(self._to_feed)
+        super().restart(epoch, window)
+        self._to_feed = deque(kept)
+
+
+class LosesTheRequestThatHadNoRoom(Ledger):
+    """Keeps a group only once it is fed, though the epoch may end while the link is full."""
+
+    def restart(self, epoch: int, window: int) -> None:
+        held = len(self._to_feed)
+        super().restart(epoch, window)
+        for _ in range(held):
+            self._to_feed.pop()
+
+
+class FeedsRequestsAgainInAnotherOrder(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        super().restart(epoch, window)
+        self._to_feed.reverse()
 
 
 class HasNoWindow(Ledger):

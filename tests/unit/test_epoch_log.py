@@ -9,9 +9,9 @@ import pytest
 
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.data.source import Microbatch
+from pipeedge.observe.pipeline_state import EpochState, PipelineState
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.progress import DataProgress
-from pipeedge.serve.pipeline_state import EpochState, PipelineState
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
 FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
