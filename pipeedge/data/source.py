@@ -94,6 +94,13 @@ class Microbatch:
             mask[row, :tokens] = True if own is None else own
         return mask
 
+    def without_padding(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return outputs [items, tokens, ...] with zeros for padding; those of whole items as they are."""
+        if self.tokens is None or outputs.dim() < 3:
+            return outputs
+        padding = ~self.token_mask(outputs.shape[1])
+        return outputs.masked_fill(padding[:, :, None], 0.0)
+
 
 @dataclass(frozen=True)
 class Group:

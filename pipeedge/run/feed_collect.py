@@ -14,7 +14,6 @@ from pipeedge.base.payload import TensorSpec
 from pipeedge.data import Group, ItemStream, Microbatch, ResultSink
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
-from pipeedge.report.agreement import without_padding
 from pipeedge.run.activity import Activity
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.progress import Collected
@@ -168,7 +167,7 @@ class Collector:
                 collected.not_finite += _count_not_finite(outputs)
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
-                    kept = without_padding(outputs, batch).clone()
+                    kept = batch.without_padding(outputs).clone()
                     collected.kept.append((batch.numbers, kept))
                 self._ledger.wrote(packet.number)  # last, as another collector may go on from here
             packet.lease.release()

@@ -23,8 +23,8 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
+from pipeedge.run.linked_stage import LoadedStage
 from pipeedge.run.main import main
-from pipeedge.run.stage_part import LoadedStage
 
 FIRST, SECOND = ((1, 4, 0), (5, 16, 2)), ((1, 8, 1), (9, 16, 2))
 """First and last layer, and rank, of each stage of the new plans."""

@@ -15,9 +15,11 @@ from pipeedge.run.progress import DataProgress
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
 FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
-FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=(), goes_on=True, prediction=FORETOLD)
+FIRST: Any = SimpleNamespace(
+    items=64, schedule=SCHEDULE, cause="", lost=(), goes_on=True, prediction=FORETOLD
+)
 BETTER: Any = SimpleNamespace(
-    schedule=SCHEDULE, cause="host b is twice as slow", lost=(), goes_on=True, prediction=None
+    items=64, schedule=SCHEDULE, cause="host b is twice as slow", lost=(), goes_on=True, prediction=None
 )
 
 

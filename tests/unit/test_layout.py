@@ -48,14 +48,14 @@ plan       sched_pipeline problem specs listed_model spec_files spec_writing sch
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
            ends arrays companions images text imagenet cola defaults opening
-           protected_files fingerprint
-report     agreement document saved charts gantt plan_changes run_report bottleneck comparison
+           protected_files fingerprint agreement
+report     document saved charts gantt plan_changes run_report bottleneck comparison
            render main __main__
 serve      batching answers preparing pending in_flight backlog requests queued_model
            figures bodies description reference tensors zero_shot uploads
            replies gate asking routes inference pages application http_server http_ends
 run        activity worker stage ledger progress held_out feed_collect context links
-           stage_part resuming data_part rank_parts loading replanning decision live_planning
+           linked_stage resuming data_flow composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting
