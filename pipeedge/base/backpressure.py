@@ -10,7 +10,11 @@ computed again after a failure, and cannot be put together with what comes later
 from __future__ import annotations
 
 __all__ = [
+    "FRAMES_IN_FLIGHT",
+    "LINK_WINDOW",
+    "PACKETS_WITH_RECEIPTS",
     "READING_THREADS",
+    "SAMPLED_PACKETS",
     "STAGES_AHEAD",
     "UNBOUNDED",
     "fed_to_new_plan",
@@ -57,3 +61,20 @@ def fed_to_new_plan(results: int) -> int:
         results: Number of results that have come since the change, from either plan.
     """
     return 1 + results + results // 2
+
+
+# -- on a link ----------------------------------------------------------------------------------------
+
+FRAMES_IN_FLIGHT = 2
+"""Number of frames in the memory of one end of a link, or of a link in memory: one is on the wire, or is
+computed, while the next is written, or waits. So the wire waits neither for a thread nor for a reply."""
+LINK_WINDOW = 2 * FRAMES_IN_FLIGHT
+"""Largest number of frames of a link that the receiving stage has not taken. Over gloo, two wait at each end;
+over TCP and RPC, all of them may have arrived."""
+
+# -- beside a link ------------------------------------------------------------------------------------
+
+SAMPLED_PACKETS = 4
+"""Number of packets that are watched at once to measure the link: a sample of two in a row, and the next."""
+PACKETS_WITH_RECEIPTS = 2 * LINK_WINDOW
+"""Number of packets that may wait for their receipts: more than may be in flight, so sending never waits."""
