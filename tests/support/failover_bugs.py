@@ -524,16 +524,17 @@ class IsCompleteWhenAllIsFed(Ledger):
 
 _RARE: Mapping[type, int] = {
     StopsWhatRunsForWhatIsPrepared: 78,
-    RunsOnWithoutAParticipantOfTheNext: 420,
+    RunsOnWithoutAParticipantOfTheNext: 1960,
     IgnoresCompleteWhileStopping: 245,
     GoesOnWithoutDataRank: 415,
     EndsThoughOneHasJoined: 200,
-    DismissesTheEndThatMustStay: 1475,
+    DismissesTheEndThatMustStay: 2675,
     EndsIfTheFirstPlanIsOvertaken: 130,
     ForgetsClaims: 190,
     TrustsFactsThatWereNotCompared: 80,
     HearsNoSilence: 120,
-    DoesNotSeeThatItMoves: 70,
+    DoesNotSeeThatItMoves: 1840,
+    ReportsNoLink: 285,
     RunsBeforeItIsTold: 105,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
