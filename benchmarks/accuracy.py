@@ -33,10 +33,10 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange
 from pipeedge.compress import LinkDecoder, LinkEncoder
 from pipeedge.data import open_input
+from pipeedge.data.agreement import agreement, outputs_by_block
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.weights.writing import write_random
-from pipeedge.report.agreement import agreement, outputs_by_block
 from pipeedge.request.files import InputRequest
 from pipeedge.request.scheduling import AUTO, CLAMPS, DEFAULT_CLAMP
 

@@ -35,6 +35,7 @@ from joint_beds import run_in_beds
 
 import pipeedge
 from pipeedge.data import InputSource, open_input
+from pipeedge.data.agreement import agreement, outputs_by_block
 from pipeedge.models import find_model
 from pipeedge.plan import spec_writing
 from pipeedge.plan.joint_choice import choose_together
@@ -45,7 +46,6 @@ from pipeedge.profile import emitting
 from pipeedge.profile.job import Job
 from pipeedge.profile.request import MeasureRequest, SensitivityCommand
 from pipeedge.profile.sensitivity import Sensitivity
-from pipeedge.report.agreement import agreement, outputs_by_block
 from pipeedge.request.config import ModelRequest, RunRequest, WorldRequest
 from pipeedge.request.files import InputRequest
 from pipeedge.run.held_out import HeldOutTrial

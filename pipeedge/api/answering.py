@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from weakref import WeakSet
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.crew import Closed, Threads
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data import read_threads
@@ -24,7 +25,6 @@ from pipeedge.data.items import Item
 from pipeedge.serve.answers import ModelAnswer
 from pipeedge.serve.pending import EndedError, PendingAnswers
 from pipeedge.serve.queued_model import QueuedModel
-from pipeedge.transport.channel import Channel
 
 __all__ = ["Sequences", "answers_in_order"]
 

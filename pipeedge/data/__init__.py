@@ -2,8 +2,7 @@
 
 model_inputs     properties of a model that matter for its inputs
 items            items that are decoded on request
-source           Items -> InputSource -> Microbatch
-read_ahead       reading ahead, in separate threads
+source           Items -> InputSource -> Microbatch, read ahead in separate threads
 images           images -> pixel_values; pictures decodes image files
 text             sentences -> token ids; tables reads .csv, .tsv and .jsonl files, labels their true classes
 arrays           .npz files
@@ -16,27 +15,24 @@ results          result files and accuracy; row_formats, row_documents and parqu
 protected_files  inputs that no output may replace
 """
 
-from pipeedge.data.ends import DataEnds, DataSetSource, DataSetStream, GroupStream, ItemSource, ResultSink
+from pipeedge.data.ends import DataEnds, ItemSource, ItemStream, ResultSink
 from pipeedge.data.items import Reading
 from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
-from pipeedge.data.read_ahead import ReadAhead, read_threads
-from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
+from pipeedge.data.source import Group, InputSource, InputStream, Microbatch, SkippedItem, read_threads
 from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
 
 __all__ = [
     "DEFAULT_ITEMS",
     "DataEnds",
-    "DataSetSource",
-    "DataSetStream",
     "InputRequest",
     "Group",
-    "GroupStream",
     "InputSource",
+    "InputStream",
     "ItemSource",
+    "ItemStream",
     "Microbatch",
     "ModelInputs",
-    "ReadAhead",
     "Reading",
     "ResultSink",
     "SkippedItem",

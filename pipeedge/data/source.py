@@ -1,24 +1,49 @@
 """Turn items into microbatches, for every kind of input.
 
-    Items (decode one by its index)  ->  InputSource (order, skip)  ->  Group (pad, stack)  ->  Microbatch
+    Items (decode one by its index) -> InputSource (order, skip) -> Group (pad, stack) -> Microbatch
 
-Items are decoded when their microbatch is requested, or slightly ahead (``reading.py``), so only a few
-microbatches are in memory, however long the input is.
+The stream of a run reads its items slightly ahead, in threads, so only a few microbatches are in memory,
+however long the input is:
+
+    items, in order ──┬─> [read 0] ─┐
+                      ├─> [read 1] ─┼─> at most one microbatch, read or being read ──> next, in order
+                      └─> [read 2] ─┘
+
+Decoding an image takes longer than many stages and needs no result of the pipeline, so it proceeds while
+microbatches are computed. An item that cannot be read is passed on as a value and judged in its turn, so the
+same item fails first for any number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar
 
 import torch
 
+from pipeedge.base.backpressure import READING_THREADS
+from pipeedge.base.crew import Closed, Crew, Threads
 from pipeedge.base.errors import InputError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.base.wording import count
 from pipeedge.data.items import Item, Items, Reading
+from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
+from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
 
-__all__ = ["Group", "InputSource", "Microbatch", "SkippedItem", "none_readable"]
+__all__ = [
+    "Group",
+    "InputSource",
+    "InputStream",
+    "Microbatch",
+    "SkippedItem",
+    "none_readable",
+    "read_threads",
+]
 
 
 @dataclass(frozen=True)
@@ -49,6 +74,8 @@ class Microbatch:
     """
     texts: tuple[str, ...] | None = None
     """Sentence of each item, or None if they are not text."""
+    origin: Group | None = None
+    """The items, if they cannot be read again; None for those of a finished input."""
 
     @property
     def items(self) -> int:
@@ -67,6 +94,13 @@ class Microbatch:
             mask[row, :tokens] = True if own is None else own
         return mask
 
+    def without_padding(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return outputs [items, tokens, ...] with zeros for padding; those of whole items as they are."""
+        if self.tokens is None or outputs.dim() < 3:
+            return outputs
+        padding = ~self.token_mask(outputs.shape[1])
+        return outputs.masked_fill(padding[:, :, None], 0.0)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -74,6 +108,9 @@ class Group:
 
     numbered: Sequence[tuple[int, Item]]
     """Position of each item in the input, and the item; at least one."""
+
+    can_be_read_again: ClassVar[bool] = True
+    """Whether the source can return the items a second time."""
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -99,6 +136,7 @@ class Group:
             _token_counts(items),
             None if all(item.mask is None for item in items) else tuple(item.mask for item in items),
             texts if len(texts) == len(items) else None,
+            None if self.can_be_read_again else self,
         )
 
 
@@ -209,52 +247,180 @@ class InputSource:
             return batch
         return replace(batch, payload=tuple(self.pixels.look_up(tensor) for tensor in batch.payload))
 
+    @property
+    def total(self) -> int:
+        """Number of items, including those that will turn out to be unreadable."""
+        return len(self)
+
+    def stream(self, *, position: int | None = None, rows: int = DEFAULT_ROWS) -> InputStream:
+        """Return the stream of the items from ``position`` in the whole input on; None: of all of them.
+
+        Args:
+            position: Position of the first item.
+            rows: Number of activities that each reading thread keeps on record.
+        """
+        rest = self if position is None else self.rest(position)
+        return InputStream(rest, threads=0 if self.in_memory else read_threads(), rows=rows)
+
     def attempt(self, number: int) -> Reading:
-        """Read item ``number`` of this source, from 0; return an error for ``groups`` to judge."""
+        """Read item ``number`` of this source, from 0; return an error for ``numbered`` to judge."""
         try:
             return self._items.read(self._order[number])
         except InputError as error:
             return error
 
-    def groups(self, microbatch_size: int, readings: Iterable[Reading] | None = None) -> Iterator[Group]:
+    def groups(self, microbatch_size: int) -> Iterator[Group]:
         """Yield groups of ``microbatch_size`` items in input order; only the last may be smaller.
 
-        Args:
-            microbatch_size: Number of items in a group.
-            readings: All items in order, if they are read elsewhere; None: each is read when it is needed.
+        Each item is read when it is needed.
 
         Raises:
             InputError: An item cannot be read (unless bad items are skipped), or no item could be read.
         """
         if microbatch_size < 1:
             raise InputError(f"microbatch size {microbatch_size}: must be at least 1")
-        return self._groups(
-            microbatch_size, map(self.attempt, range(len(self))) if readings is None else readings
-        )
+        numbered = self.numbered(map(self.attempt, range(len(self))))
+        return map(Group, iter(lambda: list(islice(numbered, microbatch_size)), []))
 
-    def _groups(self, microbatch_size: int, readings: Iterable[Reading]) -> Iterator[Group]:
-        waiting: list[tuple[int, Item]] = []
-        for numbered in self._readable_items(readings):
-            waiting.append(numbered)
-            if len(waiting) == microbatch_size:
-                yield Group(waiting)
-                waiting = []
-        if waiting:
-            yield Group(waiting)
-        elif not self._position and len(self._skipped) == len(self):
-            first = self._skipped[0]
-            raise none_readable(len(self), first.reason)
+    def numbered(self, readings: Iterable[Item | BaseException]) -> Iterator[tuple[int, Item]]:
+        """Yield each item that can be read, with its position in the whole input.
 
-    def _readable_items(self, readings: Iterable[Reading]) -> Iterator[tuple[int, Item]]:
-        numbered = enumerate(zip(self._order, readings, strict=True), start=self._position)
-        for number, (index, reading) in numbered:
+        Args:
+            readings: All items in order, or why one cannot be read.
+
+        Raises:
+            InputError: An item cannot be read (unless bad items are skipped), or no item could be read.
+        """
+        for number, (index, reading) in enumerate(
+            zip(self._order, readings, strict=True), start=self._position
+        ):
             if isinstance(reading, Item):
                 self._skipped.pop(number, None)
                 yield number, reading
-            elif self._skip_bad:
+            elif self._skip_bad and isinstance(reading, InputError):
                 self._skipped[number] = SkippedItem(self._items.source(index), str(reading))
             else:
                 raise reading
+        if not self._position and len(self._skipped) == len(self):
+            raise none_readable(len(self), self._skipped[0].reason)
+
+
+def read_threads() -> int:
+    """Return the number of threads that read the input: as many as this rank computes with, up to a few."""
+    return min(READING_THREADS, torch.get_num_threads())
+
+
+class InputStream:
+    """The items of a source, once and in order, in microbatches.
+
+    It lasts from one plan to the next that replaces it without a failure, which may ask for microbatches of
+    another size. Only the thread that feeds the pipeline takes them.
+
+    Args:
+        source: The input.
+        threads: Number of threads that read ahead; 0 to read each item when it is needed.
+        clock: Clock in seconds.
+        rows: Number of activities that each thread keeps on record.
+    """
+
+    def __init__(
+        self,
+        source: InputSource,
+        *,
+        threads: int,
+        clock: Callable[[], float] = time.perf_counter,
+        rows: int = DEFAULT_ROWS,
+    ) -> None:
+        self._source = source
+        self._changed = threading.Condition()
+        self._size = 0  # no thread reads before the first microbatch is asked for
+        self._next_read = 0
+        self._next_taken = 0
+        self._read: dict[int, Item | BaseException] = {}
+        self._started = self._closed = False
+        self.lanes = tuple(
+            Lane(LaneId(LaneKind.READ, thread=number), READ_AHEAD, clock, rows)
+            for number in range(min(threads, len(source)))
+        )
+        """Record of each thread's activities. Items are counted to microbatches as if none were skipped."""
+        self.fetching = ThreadState.WAIT_INPUT if self.lanes else ThreadState.READ
+        """Activity of the feeding thread without a microbatch."""
+        readings = self._readings() if self.lanes else map(source.attempt, range(len(source)))
+        self._items = source.numbered(readings)
+
+    def start(self, crew: Crew) -> None:
+        """Start the threads, unless that was done for another plan; close when ``crew`` is stopped.
+
+        The threads do not belong to the crew of a plan, as the next one goes on with what is read already.
+        """
+        crew.on_stop(self.close)
+        if not self._started:
+            self._started = True
+            threads = Threads()
+            for lane in self.lanes:
+                threads.start(lane.lane.label, functools.partial(self._read_ahead, lane))
+
+    def next(self, microbatch_size: int) -> Group | None:
+        """Return the next microbatch of at most that many items; None after the last.
+
+        Raises:
+            InputError: An item cannot be read.
+            Closed: The stream was closed.
+        """
+        with self._changed:
+            self._size = microbatch_size
+            self._changed.notify_all()
+        items = list(islice(self._items, microbatch_size))
+        return Group(items) if items else None
+
+    def close(self) -> None:
+        """Stop reading, and wake waiting threads."""
+        with self._changed:
+            self._closed = True
+            self._read.clear()
+            self._changed.notify_all()
+
+    def _readings(self) -> Iterator[Item | BaseException]:
+        """Yield every item that the threads read, in order; wait for each."""
+        for number in range(len(self._source)):
+            with self._changed:
+                self._changed.wait_for(lambda number=number: self._closed or number in self._read)  # type: ignore[misc]
+                if self._closed:
+                    raise Closed
+                reading = self._read.pop(number)
+                self._next_taken = number + 1
+                self._changed.notify_all()
+            yield reading
+
+    def _read_ahead(self, lane: Lane) -> None:
+        """Read items in the calling thread until none are left, or the stream is closed."""
+        lane.begin()
+        while (number := self._claim()) is not None:
+            lane.enter(ThreadState.READ)
+            try:
+                reading: Item | BaseException = self._source.attempt(number)
+            except BaseException as error:  # raised where the item is taken, in its turn
+                reading = error
+            with self._changed:
+                self._read[number] = reading
+                self._changed.notify_all()
+            lane.finish(number // self._size, 1)
+
+    def _claim(self) -> int | None:
+        """Return the next item to read, once there is room for it; None after the last and when closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._next_read == len(self._source) or self._has_room
+            )
+            if self._closed or self._next_read == len(self._source):
+                return None
+            self._next_read += 1
+            return self._next_read - 1
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether fewer items than a microbatch has, or than there are threads, are read but not taken."""
+        return self._size > 0 and self._next_read < self._next_taken + max(self._size, len(self.lanes))
 
 
 def none_readable(items: int, first: object) -> InputError:

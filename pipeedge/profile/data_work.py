@@ -1,6 +1,6 @@
 """Measure the time that the data rank spends on a microbatch: reading, feeding and collecting it.
 
-    shipped photo ──decode──> group ──stack──> frame ──> |     the runtime's own ReadAhead and Feeder
+    shipped photo ──decode──> group ──stack──> frame ──> |     the runtime's own input and Feeder
                                             | ──> frame ──read──> judge, write      its own Collector
 
 Both ends run against frames in memory; what moves them to and from the network is in ``transport_costs``.
@@ -21,7 +21,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
-from pipeedge.data import DataSetSource, InputSource
+from pipeedge.data import InputSource
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
 from pipeedge.data.images import ImageFiles, image_transform
@@ -117,9 +117,10 @@ def _feed(
 ) -> Feeder:
     """Feed all of ``source`` like the data rank of a run."""
     crew = Crew()
-    stream = DataSetSource(source).stream(microbatch_size)
+    stream = source.stream()
     stream.start(crew)
-    feeder = Feeder(Feed(stream, stream_dtype(dtype)), Outgoing(SendingEnd(sender), activity), activity)
+    feed = Feed(stream, microbatch_size, stream_dtype(dtype))
+    feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
     crew.start("feed", feeder.run)
     try:
         crew.wait()

@@ -9,10 +9,10 @@ import torch
 
 from pipeedge.base.wording import count
 from pipeedge.data import InputSource, open_input
+from pipeedge.data.agreement import Outputs, agreement, outputs_by_block
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.profile.display import progress_bar
 from pipeedge.profile.job import Job
-from pipeedge.report.agreement import Outputs, agreement, outputs_by_block
 from pipeedge.request.files import InputRequest
 
 __all__ = ["measure_agreement", "open_compared"]

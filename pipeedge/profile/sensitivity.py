@@ -24,6 +24,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
 from pipeedge.compress.link import LinkDecoder, LinkEncoder
 from pipeedge.data import InputSource, Microbatch, open_input
+from pipeedge.data.agreement import Outputs, agreement
 from pipeedge.data.protected_files import input_paths, model_paths
 from pipeedge.models import Model, find_model
 from pipeedge.plan import spec_writing
@@ -34,7 +35,6 @@ from pipeedge.profile.display import progress_bar
 from pipeedge.profile.forecast import duration_text
 from pipeedge.profile.job import Job
 from pipeedge.profile.request import MeasureRequest, SensitivityCommand
-from pipeedge.report.agreement import Outputs, agreement, without_padding
 from pipeedge.request.files import InputRequest
 from pipeedge.request.scheduling import DEFAULT_CLAMP
 from pipeedge.run.stage import resolve_device
@@ -202,5 +202,5 @@ class Sensitivity:
 
 def _outputs(payload: Payload, batch: Microbatch) -> Outputs:
     """Return the answers to one microbatch, the last payload."""
-    outputs = without_padding(payload[0].cpu(), batch)
+    outputs = batch.without_padding(payload[0].cpu())
     return Outputs(tuple(range(len(outputs))), outputs)

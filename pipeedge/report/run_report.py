@@ -22,8 +22,8 @@ from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.plan_changes import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
 
 if TYPE_CHECKING:  # a simulation needs neither, nor torch
+    from pipeedge.data.agreement import Agreement
     from pipeedge.data.results import Accuracy
-    from pipeedge.report.agreement import Agreement
 
 __all__ = ["RunReport", "print_report", "save_body", "save_report"]
 

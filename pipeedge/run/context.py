@@ -1,4 +1,10 @@
-"""Objects that one rank has from the beginning of its run to the end, whatever its part in the plan."""
+"""Objects that one rank has for a whole run, whatever its part in the plan, and for one epoch of it.
+
+RankContext ─┬─ Program     the program it runs in: console, warnings, threads
+             └─ Transports  one for each plan in which it has a part
+EpochContext ── one plan of the run, with a crew, a transport and counters of its own
+Prepared     ── what a rank has opened before it hears of the others
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import torch
 
 from pipeedge.base.crew import Crew, Threads
 from pipeedge.base.errors import DeadlineError
 from pipeedge.control.liveness import Limits, StageWork
+from pipeedge.control.messages import Prepare
 from pipeedge.models import Model
+from pipeedge.observe.monitoring import Exporter
 from pipeedge.observe.records import ReplanRecord
+from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
 from pipeedge.transport.base import Endpoint, Transport
@@ -23,15 +34,19 @@ if TYPE_CHECKING:  # only the data rank needs them
     from rich.console import Console
 
     from pipeedge.data import DataEnds
-    from pipeedge.data.ends import Watcher
     from pipeedge.observe.live import Display
+    from pipeedge.observe.pipeline_state import PipelineState
+    from pipeedge.run.progress import DataProgress
 
 __all__ = [
     "PATIENCE_S",
     "DisplayFeed",
-    "OpenEnds",
-    "RankContext",
+    "EpochContext",
     "Transports",
+    "OpenEnds",
+    "Prepared",
+    "Program",
+    "RankContext",
     "WaitingShown",
     "aborted_on_failure",
 ]
@@ -69,7 +84,7 @@ class DisplayFeed:
     """Passes how the stages spend their time to the display, while there is one."""
 
     def __init__(self) -> None:
-        self._display: Display | Watcher | None = None
+        self._display: Display | PipelineState | None = None
 
     def __call__(self, work: Mapping[int, StageWork]) -> None:
         """Show the ``work`` of the stages, by rank; called by the member's thread."""
@@ -78,7 +93,7 @@ class DisplayFeed:
             display.heard(work)
 
     @contextmanager
-    def to(self, display: Display | Watcher) -> Iterator[None]:
+    def to(self, display: Display | PipelineState) -> Iterator[None]:
         """Feed ``display`` while the body runs."""
         self._display = display
         try:
@@ -113,32 +128,38 @@ class Transports:
         return transport
 
     def abort(self) -> None:
-        """Abort all that are open."""
+        """Abort all transports that are open."""
         for transport in tuple(self._made):
             transport.abort()
 
 
 @dataclass(frozen=True)
-class RankContext:
-    """One rank of one run: its request, and what its phases and threads share."""
+class Program:
+    """Services of the program that a rank runs in."""
 
-    request: RunRequest
-    model: Model
     open_console: Callable[[], Console]
     """Opens the console where the data rank prints its table."""
     warn: Callable[[str], None]
     """Takes a line for the user that ends nothing; called from any thread."""
-    transports: Transports
-    transport: Transport
-    """Transport of the plan that this is for."""
     open_ends: OpenEnds | None = None
     """Opens input and results on the data rank; None if they are the files of the request."""
     begins: Callable[[], None] = lambda: None
     """Called on rank 0 once there is a plan."""
-    activity: Activity = field(default_factory=Activity)
     threads: Threads = field(default_factory=Threads)
     """Starts the threads that do the work."""
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of one run, from the beginning to the end, whatever its part in the plan."""
+
+    request: RunRequest
+    model: Model
+    program: Program
+    transports: Transports
     crew: Crew = field(default_factory=Crew)
+    """Threads that do not belong to an epoch."""
+    activity: Activity = field(default_factory=Activity)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)
     replans: list[ReplanRecord] = field(default_factory=list)
     """Better plans that rank 0 has found."""
@@ -148,14 +169,14 @@ class RankContext:
         """Number of this rank."""
         return self.request.world.rank
 
-    def for_epoch(self) -> RankContext:
-        """Return the same rank with a crew, links and counters of its own for an epoch."""
-        return replace(
-            self,
-            crew=Crew(self.threads),
-            transport=self.transports.new(),
-            activity=self.activity.part(),
-        )
+    def warn(self, line: str) -> None:
+        """Tell the user a line that ends nothing; called from any thread."""
+        self.program.warn(line)
+
+    def for_epoch(self, order: Prepare, plan: Plan, *, is_change: bool) -> EpochContext:
+        """Return this rank in an epoch, with a crew, links and counters of its own."""
+        crew, transport = Crew(self.program.threads), self.transports.new()
+        return EpochContext(self, order, plan, is_change, crew, transport, self.activity.part())
 
     def say_waiting(self, line: str) -> None:
         """Tell a person at a terminal why nothing happens here."""
@@ -186,15 +207,18 @@ class RankContext:
             BaseException: What ``make`` raises, or the reason why the run has failed meanwhile.
         """
         made: list[_Value] = []
-        self.wait_in_thread(name, lambda: made.append(make()))
+        self.wait_in_thread(self.crew, name, lambda: made.append(make()))
         return made[0]
 
-    def wait_in_thread(self, name: str, wait: Callable[[], None], too_long: str | None = None) -> None:
+    def wait_in_thread(
+        self, crew: Crew, name: str, wait: Callable[[], None], too_long: str | None = None
+    ) -> None:
         """Call ``wait``, which waits for peers, in a separate thread, and return when it has.
 
         When one of the peers dies, torch may go on waiting, but this rank must end.
 
         Args:
+            crew: Crew of the thread.
             name: Name of the thread.
             wait: Waits for peers.
             too_long: Message for when it takes longer than a dead link may, or None if it may take as long as
@@ -204,13 +228,70 @@ class RankContext:
             DeadlineError: It took too long.
         """
         try:
-            self.crew.start(name, wait)
+            crew.start(name, wait)
         except RuntimeError:  # Python ends, and starts no thread any more
             wait()
             return
         limit_s = Limits.within(self.request.world.timeout_s).stall_s if too_long is not None else None
-        if not self.crew.wait(limit_s):
+        if not crew.wait(limit_s):
             raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")
+
+
+@dataclass(frozen=True)
+class EpochContext:
+    """One rank in one epoch: the plan, and what only this epoch uses."""
+
+    rank: RankContext
+    order: Prepare
+    """Message of the hub that has begun it."""
+    plan: Plan
+    is_change: bool
+    """Whether it is prepared beside an epoch that runs."""
+    crew: Crew
+    """Threads of the epoch."""
+    transport: Transport
+    activity: Activity
+
+    @property
+    def number(self) -> int:
+        """Number of the epoch."""
+        return self.order.epoch
+
+    def wait_for_links(self, interface: str, connect: Callable[[], None]) -> None:
+        """Call ``connect``, which waits for other ranks.
+
+        Raises:
+            PeerError: The links do not open.
+        """
+        me = self.rank.rank
+        peers = ", ".join(str(rank) for rank in self.plan.participants if rank != me)
+        with self.activity.busy("connecting to its peers"):
+            self.rank.wait_in_thread(
+                self.crew,
+                "connect",
+                connect,
+                f"the links of rank {me} to {peers} over {interface} do not open: is there a firewall "
+                "between them, or another interface to choose with -s?",
+            )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a rank opens and states before it hears of the others."""
+
+    device: torch.device
+    interface: str
+    """Transports interface of the links."""
+    exporter: Exporter | None
+    """Server of the metrics, or None."""
+    data: DataEnds | None
+    """Input and results of the run, on the data rank."""
+    facts: dict[str, Any]
+    """Options of this rank, for comparison with the others."""
+    progress: DataProgress | None = None
+    """Progress through the input, on the data rank."""
+    place: Place | None = None
+    """Place at which this rank listens for others, if they need to find it."""
 
 
 @contextmanager

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pipeedge.base.backpressure import window
 from pipeedge.base.wording import count
 from pipeedge.control.turns import Turns
 from pipeedge.observe.monitoring import Exporter
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.ledger import UNBOUNDED
 
 if TYPE_CHECKING:  # only the data rank needs it
-    from pipeedge.data.ends import Watcher
+    from pipeedge.observe.pipeline_state import PipelineState
     from pipeedge.run.progress import DataProgress
 
 __all__ = ["EpochLog"]
-
-_STAGES_AHEAD = 3
-"""Number of microbatches under way for each stage: one computes, one waits for it, one is on its way."""
 
 
 class EpochLog:
@@ -46,7 +43,7 @@ class EpochLog:
         progress: DataProgress,
         turns: Turns,
         exporter: Exporter | None,
-        watcher: Watcher | None,
+        watcher: PipelineState | None,
     ) -> None:
         self._context = context
         self._progress = progress
@@ -177,5 +174,4 @@ def _predicted(plan: Plan) -> float | None:
 
 
 def _window(plan: Plan) -> int:
-    """Return the largest number of microbatches under way; where nothing is fed again, links bound it."""
-    return _STAGES_AHEAD * len(plan.schedule.stages) if plan.goes_on else UNBOUNDED
+    return window(len(plan.schedule.stages), endless=plan.items is None, goes_on=plan.goes_on)

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from pipeedge.base.payload import TensorSpec
-from pipeedge.data import Group, GroupStream, Microbatch, ResultSink
+from pipeedge.data import Group, ItemStream, Microbatch, ResultSink
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState
-from pipeedge.report.agreement import without_padding
 from pipeedge.run.activity import Activity
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.progress import Collected
@@ -26,15 +25,15 @@ __all__ = ["Collection", "Collector", "Feed", "Feeder"]
 
 @dataclass(frozen=True)
 class Feed:
-    """The input, cut into microbatches for the first stage."""
+    """The input, and how it is cut into microbatches for the first stage."""
 
-    stream: GroupStream
+    stream: ItemStream
+    microbatch_size: int
+    """Largest number of items in a microbatch."""
     dtype: torch.dtype = torch.float32
     """Number type in which the first stage computes."""
     ledger: Ledger = field(default_factory=Ledger)
     """Microbatches that are fed and not written; feeding begins with the lowest that is not written."""
-    stages: int = 1
-    """Number of stages of the pipeline."""
     takes_over: bool = False
     """Whether feeding begins where the feeder of another plan hands over, which still runs."""
 
@@ -51,13 +50,10 @@ class Feeder:
 
     def __init__(self, feed: Feed, outgoing: Outgoing, activity: Activity, lane: Lane | None = None) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
-        self._dtype = feed.dtype
-        self._stream = feed.stream
+        self._feed = feed
         self._is_waiting = False
         self._outgoing = outgoing
         self._activity = activity
-        self._stages = feed.stages
-        self._takes_over = feed.takes_over
         self.ledger = feed.ledger
         self.started_at: float | None = None
         """Time when this feeder began to read."""
@@ -66,19 +62,17 @@ class Feeder:
         """Read and send until the input ends, or another feeder is to go on."""
         ledger = self.ledger
         self.lane.begin()
-        self.started_at = self.lane.enter(self._stream.fetching)
+        self.started_at = self.lane.enter(self._feed.stream.fetching)
         ledger.begin(self.started_at)
-        if self._takes_over:
-            number, group = ledger.take_over()
-            self._stream.fit(self._stages)
-        else:
-            number = ledger.written
-            group = self._read(number)
-        while group is not None:
-            self.lane.enter(ThreadState.WAIT_LINK)
-            if not ledger.wait_for_room():
-                ledger.hand_over(group)
+        if self._feed.takes_over:
+            ledger.take_over()
+        self.lane.enter(ThreadState.WAIT_LINK)
+        while (number := ledger.wait_for_room()) is not None:
+            group = ledger.next_group(lambda number=number: self._read(number))  # type: ignore[misc]
+            if group is None:
+                ledger.input_ended()
                 break
+            self.lane.enter(ThreadState.WAIT_LINK)
             reserved = self._outgoing.reserve(self._converted(group.specs))
             self.lane.enter(ThreadState.READ)
             batch = group.collate(reserved.payload)
@@ -87,16 +81,15 @@ class Feeder:
             ledger.feed(number, dataclasses.replace(batch, payload=()), now)
             size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
             self.lane.finish(number, batch.items, size)
-            number += 1
-            group = self._read(number)
+            self.lane.enter(ThreadState.WAIT_LINK)
         else:
-            ledger.input_ended()
+            ledger.hand_over()
         self._outgoing.finish()
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Return ``specs`` with values in the first stage's type, which may halve the bytes; not tokens."""
         return tuple(
-            dataclasses.replace(spec, dtype=self._dtype) if spec.dtype.is_floating_point else spec
+            dataclasses.replace(spec, dtype=self._feed.dtype) if spec.dtype.is_floating_point else spec
             for spec in specs
         )
 
@@ -111,15 +104,16 @@ class Feeder:
         return self._is_waiting and not self.ledger.under_way
 
     def _read(self, number: int) -> Group | None:
+        stream, size = self._feed.stream, self._feed.microbatch_size
+        self.lane.enter(stream.fetching)
+        if stream.fetching is not ThreadState.IDLE:
+            with self._activity.busy(f"reading microbatch {number}"):
+                return stream.next(size)
         self._is_waiting = True
-        self.lane.enter(ThreadState.WAIT_LINK)
-        self._stream.wait_for_room()
-        self.lane.enter(self._stream.fetching)
-        self._stream.wait()
+        group = stream.next(size)
         self._activity.finished()  # counts as progress, or the time without input would be a stall
         self._is_waiting = False
-        with self._activity.busy(f"reading microbatch {number}"):
-            return self._stream.take()
+        return group
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ class Collector:
                 collected.not_finite += _count_not_finite(outputs)
                 right = self._judge(outputs, batch)
                 if batch.numbers[0] < self._collection.keep_items:
-                    kept = without_padding(outputs, batch).clone()
+                    kept = batch.without_padding(outputs).clone()
                     collected.kept.append((batch.numbers, kept))
                 self._ledger.wrote(packet.number)  # last, as another collector may go on from here
             packet.lease.release()

@@ -13,8 +13,8 @@ import torch
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.schedule import Schedule
 from pipeedge.data import InputSource
+from pipeedge.data.agreement import Outputs, agreement, outputs_by_block, outputs_of_schedule
 from pipeedge.models import Model
-from pipeedge.report.agreement import Outputs, agreement, outputs_by_block, outputs_of_schedule
 from pipeedge.request.config import RunRequest
 
 __all__ = ["HeldOutTrial", "open_held_out"]

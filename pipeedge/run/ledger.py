@@ -1,15 +1,19 @@
 """The data rank's ledger: what was fed, what has come, and what must be fed again, in all plans of a run.
 
-    [feed] ──feed──> Ledger <──take, wrote── [collect]
+    [feed] ──next_group, feed──> Ledger <──take, wrote── [collect]
 
             written            next
     ───────────┤──── under way ──┤·············       at most ``window`` are under way
-     rows of   │ their entries   │ not read yet
-     the output│ are kept        │
+     rows of   │ their entries   │ not read yet, or
+     the output│ are kept        │ to be fed again
 
 Microbatches have numbers, and a stage holds nothing between two of them, so computing one twice is harmless.
 A new epoch feeds again from the lowest number that is not written. Exactly once and in order is decided here
 alone, where results are written: those of an old epoch, or written already, are dropped.
+
+What is fed again comes from the source, if that can read an item again: ``position`` tells it where to begin.
+Else, as with requests, the ledger keeps each group from the moment in which the feeder has it until its
+results are written, and a new epoch is fed the kept ones first.
 
 A change of plan cuts the line in two, and two feeders and two collectors share the ledger. The feeder of the
 plan before hands over what it has read but not fed. What was fed comes by the epoch before; what follows is
@@ -18,30 +22,28 @@ fed to the new one, whose collector waits until all of the former is written:
             written      first           next
     ───────────┤── before ─┤── the new ────┤·······    at most ``window`` of the new are under way
 
-Feeding begins with one, and goes on with one for each result that is written, of either epoch, and two for
-every second: to read and send all at once, only to wait in the new stages, would take the data rank's
-processor from the results that are due.
+Feeding begins with one, and goes on as results of either epoch are written (``fed_to_new_plan``).
 
 An entry is what the rows need besides the outputs: the places of the items in the input, their labels and
-sources. ``position`` tells the input where to begin reading again.
+sources.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pipeedge.base.backpressure import UNBOUNDED, fed_to_new_plan
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import Group, Microbatch
 
-__all__ = ["UNBOUNDED", "Arrival", "Ledger"]
-
-UNBOUNDED = 1 << 40
-"""Window that never is full, where the links alone hold the feeder back."""
+__all__ = ["Arrival", "Ledger"]
 
 
 class Arrival(enum.Enum):
@@ -69,11 +71,13 @@ class Ledger:
         self._written = self._next = 0
         self._first = 0  # lowest number that the epoch is fed
         self._changed_at = 0  # what was written when it took over
-        self._entries: dict[int, tuple[Microbatch, float]] = {}
+        self._entries: dict[int, tuple[Microbatch, float]] = {}  # of what is under way
+        self._to_feed: deque[Group] = deque()  # kept groups that this epoch was not fed
+        self._items = self._most_items = 0  # fed so far, without what is fed again; the most in any epoch
         self._count: int | None = None
         self._input_ended = False  # in this epoch
         self._successor: tuple[int, int] | None = None
-        self._handed: tuple[int, Group | None] | None = None
+        self._handed_over: int | None = None
         self._closed = False
         self.position: int | None = None
         """Position in the input of what follows the last item that is written; None before the first."""
@@ -110,7 +114,7 @@ class Ledger:
     def first_of_next(self) -> int | None:
         """Lowest number that the latest feeder which took over has fed; None if none has."""
         with self._changed:
-            return None if self._handed is None else self._handed[0]
+            return self._handed_over
 
     # -- epochs -----------------------------------------------------------------------------------
 
@@ -126,8 +130,15 @@ class Ledger:
             self._epoch, self._window = epoch, window
             self._before, self._first = 0, self._written
             self._next = self._changed_at = self._written
-            self._successor = self._handed = None
+            self._successor = self._handed_over = None
             self._input_ended = self._closed = False
+            if not self.complete:
+                self._count = None  # of microbatches that may have another size now
+            for _, (batch, _) in sorted(self._entries.items(), reverse=True):
+                self._items -= batch.items
+                if batch.origin is not None:
+                    self._to_feed.appendleft(batch.origin)
+            self._entries.clear()
 
     def change(self, epoch: int, window: int) -> None:
         """Have the present feeder hand over to that of ``epoch``, which waits in ``take_over``.
@@ -138,9 +149,9 @@ class Ledger:
         """
         with self._changed:
             self._check_follows(epoch, window)
-            self._successor, self._handed = (epoch, window), None
+            self._successor, self._handed_over = (epoch, window), None
             if self._input_ended:
-                self._hand_over(None)
+                self._hand_over()
             self._changed.notify_all()
 
     def _check_follows(self, epoch: int, window: int) -> None:
@@ -165,12 +176,11 @@ class Ledger:
         with self._changed:
             is_full = self._next - max(self._written, self._first) >= self._window
             if self._before:
-                came = self._written - self._changed_at
-                is_full = is_full or self._next - self._first >= 1 + came + came // 2
+                is_full |= self._next - self._first >= fed_to_new_plan(self._written - self._changed_at)
             return None if is_full or self._next == self._count else self._next
 
-    def wait_for_room(self) -> bool:
-        """Wait until another microbatch may be fed; return whether the same feeder is to feed it.
+    def wait_for_room(self) -> int | None:
+        """Wait until another microbatch may be fed; return its number, or None if another feeder goes on.
 
         Raises:
             Closed: The epoch was stopped.
@@ -181,10 +191,21 @@ class Ledger:
             )
             if self._closed:
                 raise Closed
-            return self._successor is None
+            return self.next_number() if self._successor is None else None
+
+    def next_group(self, read: Callable[[], Group | None]) -> Group | None:
+        """Return what is to be fed next: what must be fed again, else what ``read`` returns."""
+        with self._changed:
+            if self._to_feed:
+                return self._to_feed[0]
+        group = read()
+        if group is not None and not group.can_be_read_again:
+            with self._changed:  # not only when it is fed: the epoch may end before the link has room
+                self._to_feed.append(group)
+        return group
 
     def feed(self, number: int, batch: Microbatch, now: float) -> None:
-        """Note that a microbatch is fed; its values need not be kept.
+        """Note that the group of ``next_group`` is fed; its values need not be kept.
 
         Raises:
             ValueError: It is not the next one.
@@ -194,42 +215,45 @@ class Ledger:
                 raise ValueError(f"microbatch {number} is not the one to feed")
             self._entries[number] = (batch, now)
             self._next += 1
+            self._items += batch.items
+            self._most_items = max(self._most_items, self._items)
+            if batch.origin is not None:
+                self._to_feed.popleft()
 
     def input_ended(self) -> None:
         """Note that no microbatch follows those that were fed."""
         with self._changed:
-            if self._next <= max(self._entries, default=-1) or self._count not in (None, self._next):
+            if self._items < self._most_items:
                 raise PipeEdgeError(
                     "the input has changed since it was read first: the input ends before microbatches that "
                     "came from it"
                 )
             self._count, self._input_ended = self._next, True
-            self._hand_over(None)
+            self._hand_over()
 
-    def hand_over(self, group: Group) -> None:
-        """Let the next feeder feed ``group``, which is read already, and all that follows."""
+    def hand_over(self) -> None:
+        """Let the next feeder feed all that follows."""
         with self._changed:
-            self._hand_over(group)
+            self._hand_over()
 
-    def _hand_over(self, group: Group | None) -> None:
+    def _hand_over(self) -> None:
         if self._successor is None:
             return
         self._before, (self._epoch, self._window) = self._epoch, self._successor
         self._first, self._changed_at = self._next, self._written
-        self._handed, self._successor = (self._first, group), None
+        self._handed_over, self._successor = self._first, None
         self._changed.notify_all()
 
-    def take_over(self) -> tuple[int, Group | None]:
-        """Wait for the feeder before to hand over; return what is to be fed first, with its number.
+    def take_over(self) -> None:
+        """Wait for the feeder before to hand over.
 
         Raises:
             Closed: The epoch was stopped.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._handed is not None)
-            if self._handed is None:
+            self._changed.wait_for(lambda: self._closed or self._handed_over is not None)
+            if self._handed_over is None:
                 raise Closed
-            return self._handed
 
     # -- the collector ----------------------------------------------------------------------------
 

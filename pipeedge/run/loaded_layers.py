@@ -26,7 +26,7 @@ from pipeedge.run.context import RankContext
 from pipeedge.run.loading import load_stage
 
 if TYPE_CHECKING:
-    from pipeedge.run.stage_part import LoadedStage
+    from pipeedge.run.linked_stage import LoadedStage
 
 __all__ = ["LoadedLayers"]
 
@@ -79,7 +79,7 @@ class LoadedLayers:
             if found is None:
                 self._held, self._loading = () if present is None else (present,), True
         if found is None:
-            context.threads.start("load", lambda: self._load(context, plan, crew, present))
+            context.program.threads.start("load", lambda: self._load(context, plan, crew, present))
             self._wait(crew)
         with self._changed:
             if found is None:

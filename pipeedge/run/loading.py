@@ -15,8 +15,8 @@ from pipeedge.models.progress import ByteBar
 from pipeedge.models.shard import Shard
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
+from pipeedge.run.linked_stage import LoadedStage
 from pipeedge.run.stage import Stage
-from pipeedge.run.stage_part import LoadedStage
 
 __all__ = ["load_stage"]
 

@@ -18,11 +18,10 @@ from pipeedge.base.wording import count, plural
 from pipeedge.control.hub_client import HubClient
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.records import Recording
-from pipeedge.plan.planning import Plan
-from pipeedge.run.context import RankContext
+from pipeedge.run.composition import Composition
+from pipeedge.run.context import EpochContext, RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.phases import close_links
-from pipeedge.run.rank_parts import Parts
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
@@ -31,35 +30,32 @@ __all__ = ["explain_missing_figures", "finish", "make_recording"]
 
 
 def finish(
-    context: RankContext,
+    epoch: EpochContext,
     session: RunSession,
-    plan: Plan,
-    parts: Parts,
+    parts: Composition,
     *,
     startup_s: float,
     device: torch.device,
-    epoch: int,
 ) -> RunReport | None:
     """End the run after the last microbatch: close the links, tell what was recorded, make the report.
 
     Args:
-        context: This rank.
+        epoch: This rank in the last epoch in which it had a part.
         session: Session of the ranks.
-        plan: Plan of the run.
         parts: What this rank consisted of.
         startup_s: Seconds from the start of the process to the first microbatch.
         device: Device for the check of the outputs.
-        epoch: Number of the epoch.
 
     Returns:
         The report on the data rank; None on the others.
     """
+    context, plan = epoch.rank, epoch.plan
     member, data = session.member, parts.data
     if data is not None:
         member.complete()
-    unclosed = close_links(context)
+    unclosed = close_links(epoch)
     # On a line of its own: an earlier process of this rank may have left in the middle of one.
-    member.record(f"\n{make_recording(context, member, parts, epoch).to_text()}")
+    member.record(f"\n{make_recording(epoch, member, parts).to_text()}")
     member.done(parts.stage.stats(context.rank) if parts.stage is not None else None)
     summary = _wait_for_summary(context, session, is_whole=data is not None)
     if unclosed is not None:
@@ -86,18 +82,18 @@ def _explain_not_finite(items: int) -> str:
     return f"{count(items, 'item')} produced NaN or infinity: check that the weights are complete"
 
 
-def make_recording(context: RankContext, member: HubClient, parts: Parts, epoch: int) -> Recording:
+def make_recording(epoch: EpochContext, member: HubClient, parts: Composition) -> Recording:
     """Collect the activities of this rank's threads in an epoch."""
     hub_clock, stage = member.hub_clock, parts.stage
     return Recording(
-        rank=context.rank,
+        rank=epoch.rank.rank,
         host=socket.gethostname(),
         lanes=tuple(lane.record(hub_clock) for part in parts.all for lane in part.lanes),
         links=tuple(part.link.record(hub_clock) for part in parts.all),
         decided=stage.decided(hub_clock) if stage is not None else (),
         energy=parts.monitor.use(),
-        replans=tuple(context.replans),
-        epoch=epoch,
+        replans=tuple(epoch.rank.replans),
+        epoch=epoch.number,
     )
 
 

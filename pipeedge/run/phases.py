@@ -1,7 +1,7 @@
 """The phases of a rank's run, each a function from values to values, in the order in which they happen.
 
     prepare ──> agree ──> connect ──> load_stage ──> open_parts ──> stream ──> close_links
-     Prepared    Plan      the group   LoadedStage    Parts, links   results
+     Prepared    Plan      the group   LoadedStage    Composition    results
 
 ``run.pipeline`` joins the first two, ``run.rank_epochs`` the others, once for each epoch. ``run.loading`` has
 ``load_stage``, and ``run.outcome`` what follows.
@@ -12,25 +12,21 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
 from pipeedge.control.hub_client import HubClient
-from pipeedge.control.messages import Prepare
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
-from pipeedge.run.context import RankContext
+from pipeedge.run.composition import Composition, compose
+from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import Decider, RunSession, find_facts, find_weights
-from pipeedge.run.rank_parts import Attempt, Parts, make_parts
+from pipeedge.run.linked_stage import LoadedStage
 from pipeedge.run.stage import resolve_device
-from pipeedge.run.stage_part import LoadedStage
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import (
     choose_interface,
@@ -38,15 +34,12 @@ from pipeedge.transport.interfaces import (
     link_address,
     use_interface,
 )
-from pipeedge.transport.place import Place
 
 if TYPE_CHECKING:  # only the data rank needs them
     from pipeedge.data import DataEnds, ResultSink
-    from pipeedge.run.data_part import DataPart
-    from pipeedge.run.progress import DataProgress
+    from pipeedge.run.data_flow import DataFlow
 
 __all__ = [
-    "Prepared",
     "agree",
     "close_links",
     "connect",
@@ -60,25 +53,6 @@ __all__ = [
 
 _IN_TIME = 0.6
 """Part of ``--timeout`` after which a rank gives up on a single link of a run that goes on after failures."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that a rank opens and states before it hears of the others."""
-
-    device: torch.device
-    interface: str
-    """Network interface of the links."""
-    exporter: Exporter | None
-    """Server of the metrics, or None."""
-    data: DataEnds | None
-    """Input and results of the run, on the data rank."""
-    facts: dict[str, Any]
-    """Options of this rank, for comparison with the others."""
-    progress: DataProgress | None = None
-    """Progress through the input, on the data rank."""
-    place: Place | None = None
-    """Place at which this rank listens for others, if they need to find it."""
 
 
 @contextmanager
@@ -125,9 +99,10 @@ def _look_at_weights(context: RankContext) -> str | None:
 
 def _open_ends(context: RankContext) -> DataEnds:
     """Open input and results of the run, on the data rank."""
-    if context.open_ends is not None:
-        return context.open_ends(context.request, context.model)
-    from pipeedge.run.data_part import open_data_ends  # only the data rank needs it
+    open_ends = context.program.open_ends
+    if open_ends is not None:
+        return open_ends(context.request, context.model)
+    from pipeedge.run.data_flow import open_data_ends  # only the data rank needs it
 
     metrics = metrics_files(context.request.metrics.directory, context.rank)
     return open_data_ends(context.request, context.model, metrics)
@@ -163,7 +138,7 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
             from pipeedge.run.live_planning import watch_run  # only rank 0 needs the scheduler
 
             watch_run(context, session, decider)
-        context.begins()
+        context.program.begins()
     if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it
 
@@ -173,82 +148,60 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     return plan
 
 
-def connect(context: RankContext, plan: Plan, interface: str, order: Prepare) -> None:
+def connect(epoch: EpochContext, interface: str) -> None:
     """Join the group of all that have a part in the plan, unless this rank is alone.
 
     Args:
-        context: This rank.
-        plan: The plan.
+        epoch: This rank in the epoch.
         interface: Network interface of the links.
-        order: Message of the hub with the plan, which says where the others listen.
 
     Raises:
         PeerError: The links do not open.
     """
+    plan, transport = epoch.plan, epoch.transport
     if len(plan.participants) < 2:
         if not plan.goes_on:
-            context.transports.stop_listening()  # nobody comes
+            epoch.rank.transports.stop_listening()  # nobody comes
         return
     use_interface(interface)
-    world, transport = context.request.world, context.transport
+    world = epoch.rank.request.world
     exposed = transport.exposure(interface_addresses().get(interface, ()))
     if exposed is not None:
-        context.warn(exposed)
+        epoch.rank.warn(exposed)
     # In a run that goes on, a link that does not open is to be named before everybody gives up on it.
     timeout_s = _IN_TIME * world.timeout_s if plan.goes_on else world.timeout_s
+    order = epoch.order
     rendezvous = Rendezvous(world.addr, plan.participants, order.places, timeout_s, order.epoch, order.token)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
-    _wait_for_links(context, plan, interface, lambda: transport.open(rendezvous))
-
-
-def _wait_for_links(context: RankContext, plan: Plan, interface: str, connect: Callable[[], None]) -> None:
-    """Call ``connect``, which waits for other ranks.
-
-    Raises:
-        PeerError: The links do not open.
-    """
-    peers = ", ".join(str(rank) for rank in plan.participants if rank != context.rank)
-    with context.activity.busy("connecting to its peers"):
-        context.wait_in_thread(
-            "connect",
-            connect,
-            f"the links of rank {context.rank} to {peers} over {interface} do not open: is there a "
-            "firewall between them, or another interface to choose with -s?",
-        )
+    epoch.wait_for_links(interface, lambda: transport.open(rendezvous))
 
 
 def open_parts(
-    context: RankContext,
+    epoch: EpochContext,
     member: HubClient,
-    attempt: Attempt,
     prepared: Prepared,
     stage: LoadedStage | None,
     monitor: Monitor,
-) -> Parts:
+    before: Composition | None,
+) -> Composition:
     """Make the parts of this rank and connect their links.
 
     Args:
-        context: This rank.
+        epoch: This rank in the epoch.
         member: Connection to the hub.
-        attempt: Plan that this rank takes part in.
         prepared: What this rank has opened.
         stage: Stage of this rank, or None.
         monitor: Takes the samples of the metrics.
+        before: The parts of this rank in the epoch before, while that still runs.
 
     Raises:
         PeerError: The links do not open.
     """
-    made: list[Parts] = []
-    data, progress = prepared.data, prepared.progress
-
-    def make() -> None:
-        made.append(
-            make_parts(
-                context, member, attempt, stage=stage, data_ends=data, progress=progress, monitor=monitor
-            )
-        )
-
-    _wait_for_links(context, attempt.plan, prepared.interface, make)
+    made: list[Composition] = []
+    epoch.wait_for_links(
+        prepared.interface,
+        lambda: made.append(compose(epoch, member, prepared, stage, monitor, before)),
+    )
     return made[0]
 
 
@@ -273,38 +226,39 @@ def tell_plan(plan: Plan, data: DataEnds | None) -> None:
         data.watcher.planned(plan.schedule)
 
 
-def stream(context: RankContext, plan: Plan, parts: Parts, shown: threading.Event | None = None) -> None:
+def stream(epoch: EpochContext, parts: Composition, shown: threading.Event | None = None) -> None:
     """Let microbatches flow until all have passed.
 
     Args:
-        context: This rank.
-        plan: The plan; the watcher knows it, unless it is one that follows another without a stop.
+        epoch: This rank in the epoch, whose plan is known to those who show the pipeline, unless it follows
+            another one without a stop.
         parts: The parts of this rank.
         shown: Set once the progress of the plan before is no longer shown; None without one.
 
     Raises:
         PipeEdgeError: This rank or another failed.
     """
+    crew = epoch.crew
     parts.ends.start()
     for part in reversed(parts.all):
-        part.start(context.crew)
+        part.start(crew)
     if shown is not None:
-        context.crew.on_stop(shown.set)
+        crew.on_stop(shown.set)
         shown.wait()
-        tell_plan(plan, None if parts.data is None else parts.data.ends)
-    with _progress_shown(context, plan, parts.data):
-        context.crew.wait()
+        tell_plan(epoch.plan, None if parts.data is None else parts.data.ends)
+    with _progress_shown(epoch.rank, epoch.plan, parts.data):
+        crew.wait()
 
 
 def _show_unfinished(context: RankContext, sink: ResultSink) -> None:
     """Print where the rows are that are written already."""
     if sink.unfinished is not None:
         line = f"unfinished  {printable(sink.unfinished)}; a run with --resume goes on from there"
-        context.open_console().print(line, highlight=False, markup=False, soft_wrap=True)
+        context.program.open_console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> Iterator[None]:
+def _progress_shown(context: RankContext, plan: Plan, data: DataFlow | None) -> Iterator[None]:
     """Show the progress of the run, on the data rank, unless it is to be quiet; without an end, its work."""
     if data is not None and data.ends.watcher is not None:
         with context.display_feed.to(data.ends.watcher):
@@ -322,7 +276,7 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> 
     with (
         Display(
             progress,
-            context.open_console,
+            context.program.open_console,
             lambda: sink.items,
             time.monotonic,
             data.feeder.waited_for_input_s,
@@ -332,16 +286,17 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataPart | None) -> 
         yield
 
 
-def close_links(context: RankContext) -> PeerError | None:
+def close_links(epoch: EpochContext) -> PeerError | None:
     """Close the links; all that they had to carry has arrived. Return why it did not work, if so."""
-    transport = context.transport
+    rank, transport = epoch.rank, epoch.transport
+    # Not with the crew of the epoch, which may have been stopped.
     try:
         if transport.closes_together:
             # The first waits while the last still computes.
-            context.wait_in_thread("close", transport.close)
+            rank.wait_in_thread(rank.crew, "close", transport.close)
         else:
-            with context.activity.busy("closing its links"):
-                context.wait_in_thread("close", transport.close, "the links could not be closed")
+            with rank.activity.busy("closing its links"):
+                rank.wait_in_thread(rank.crew, "close", transport.close, "the links could not be closed")
     except PeerError as error:
         return error
     return None

@@ -30,7 +30,14 @@ from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models import find_model
 from pipeedge.plan.schedule_choice import check_schedule
 from pipeedge.request.config import RunRequest
-from pipeedge.run.context import OpenEnds, RankContext, Transports, WaitingShown, aborted_on_failure
+from pipeedge.run.context import (
+    OpenEnds,
+    Program,
+    RankContext,
+    Transports,
+    WaitingShown,
+    aborted_on_failure,
+)
 from pipeedge.run.decision import FORMS, RunSession
 from pipeedge.run.phases import agree, prepare
 from pipeedge.run.rank_epochs import take_turns
@@ -75,19 +82,8 @@ def run(
     if membership is None and _speaks_openly(request):
         warn(open_to_all())
     transports = Transports(make_endpoint(request.transport, world.rank, world.addr, membership))
-    threads = threads or Threads()
-    context = RankContext(
-        request,
-        model,
-        open_console,
-        warn,
-        transports,
-        transports.new(),
-        open_ends,
-        begins,
-        threads=threads,
-        crew=Crew(threads),
-    )
+    program = Program(open_console, warn, open_ends, begins, threads or Threads())
+    context = RankContext(request, model, program, transports, Crew(program.threads))
     callbacks = Callbacks(
         status=context.activity.status,
         notify=warn,

@@ -9,6 +9,22 @@ Each epoch has a thread of its own, links of its own, and a crew of its own, and
 and gets what follows once all ranks are ready. A run that does not go on after a loss has one epoch, which no
 abort and no other epoch follows.
 
+What a thread does when its epoch cannot go on is one table, ``_explain``:
+
+    what was raised          in which epoch                        what the thread says, or does
+    the epoch was stopped                                          nothing
+    a peer or link is lost   of a run that goes on                 linklost, if it is no verdict
+    any error of PipeEdge    of a change that does not run yet     declined
+    anything else                                                  the rank fails
+
+How an epoch ends is another, ``ENDINGS``; what is left when the run is complete, ``end`` closes:
+
+    what the hub says        what the epoch was for                links    layers      the thread says
+    retire                   microbatches have passed              close    keep last
+    abort                    microbatches could pass               cut      keep all    stopped
+    abort                    prepared alone, and has not run       cut      keep all    stopped
+    abort                    prepared beside one that runs         cut      give back   stopped
+
 A rank without a part waits in ``next`` as a spare. What lasts for the whole run is the data rank's ledger,
 its open output, the metrics, and the layers that this rank has loaded last.
 """
@@ -16,7 +32,9 @@ its open output, the metrics, and the layers that this rank has loaded last.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -24,22 +42,21 @@ from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.control.epoch_member import MemberStep
-from pipeedge.control.messages import Declined, LinkLost, Passed, Prepare, Stopped
+from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.observe.monitoring import Monitor
-from pipeedge.plan.planning import Plan
-from pipeedge.run.context import RankContext
+from pipeedge.run.composition import Composition, open_monitor
+from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.loaded_layers import LoadedLayers
 from pipeedge.run.outcome import finish, make_recording
-from pipeedge.run.phases import Prepared, connect, open_parts, results_kept, stream, tell_plan
-from pipeedge.run.rank_parts import Attempt, Parts, open_monitor
+from pipeedge.run.phases import connect, open_parts, results_kept, stream, tell_plan
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
 
-__all__ = ["take_turns"]
+__all__ = ["ENDINGS", "Ending", "Layers", "Use", "take_turns"]
 
 _MOST_RECORDED = 4 << 20
 """Number of characters that a rank records of all epochs but the last."""
@@ -47,6 +64,48 @@ _JOIN_S = 0.05
 """Seconds between two attempts to wake the threads of a stopped epoch."""
 _LAST_ENDS_S = 2.0
 """Seconds to wait, once all results are written, for the links to end; then they are cut."""
+
+
+class Use(enum.Enum):
+    """How far an epoch has come on this rank."""
+
+    PREPARED = "prepared"
+    """It was prepared alone, and has not run."""
+    BESIDE = "beside"
+    """It was prepared beside one that runs, and has not run itself."""
+    RAN = "ran"
+    """Microbatches could pass."""
+
+
+class Layers(enum.Enum):
+    """What becomes of the layers that a rank has loaded when an epoch ends."""
+
+    KEEP_ALL = "keep all"
+    """The next epoch may need them."""
+    KEEP_LAST = "keep last"
+    """Those of the epoch are freed, as another one has taken its place."""
+    GIVE_BACK = "give back"
+    """Those of the epoch are freed, as the one before it goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How an epoch ends on this rank."""
+
+    cuts_links: bool
+    """Whether its threads and links are ended early, rather than after the last microbatch."""
+    layers: Layers
+    is_told: bool
+    """Whether the hub waits to hear that it has stopped."""
+
+
+ENDINGS: Mapping[tuple[MemberStep, Use], Ending] = {
+    (MemberStep.SPARE, Use.RAN): Ending(cuts_links=False, layers=Layers.KEEP_LAST, is_told=False),
+    (MemberStep.STOPPING, Use.RAN): Ending(cuts_links=True, layers=Layers.KEEP_ALL, is_told=True),
+    (MemberStep.STOPPING, Use.PREPARED): Ending(cuts_links=True, layers=Layers.KEEP_ALL, is_told=True),
+    (MemberStep.STOPPING, Use.BESIDE): Ending(cuts_links=True, layers=Layers.GIVE_BACK, is_told=True),
+}
+"""Ending of an epoch, by the step that the hub wants of it and by its use; none once the run is complete."""
 
 
 def take_turns(context: RankContext, session: RunSession, prepared: Prepared) -> RunReport | None:
@@ -64,41 +123,27 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
         if session.serves_hub:
             session.summary()
         return None
-    # Not with the crew of the epoch, which may have been stopped.
-    of_last = dataclasses.replace(context, transport=turn.context.transport)
-    return finish(
-        of_last,
-        session,
-        turn.plan,
-        turn.parts,
-        startup_s=rank.startup_s,
-        device=prepared.device,
-        epoch=turn.epoch,
-    )
+    return finish(turn.epoch, session, turn.parts, startup_s=rank.startup_s, device=prepared.device)
 
 
 @dataclasses.dataclass(eq=False)
 class _Turn:
-    """One epoch of this rank."""
+    """Progress of this rank in one epoch."""
 
-    context: RankContext
-    """This rank, with a crew, links and counters of its own for the epoch."""
-    order: Prepare
-    """Message of the hub that has begun it."""
-    plan: Plan
+    epoch: EpochContext
     before: _Turn | None
-    """The epoch that runs, if this one is to take its place, until it has ended."""
-    is_change: bool
-    """Whether it is prepared beside an epoch that runs."""
-    parts: Parts | None = None
+    """Progress in the epoch that runs, if this one is to take its place, until that has ended."""
+    parts: Composition | None = None
     runs: bool = False
     hidden: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Set once its progress is not shown any longer."""
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-        return self.order.epoch
+    def use(self) -> Use:
+        """How far the epoch has come."""
+        if self.runs:
+            return Use.RAN
+        return Use.BESIDE if self.epoch.is_change else Use.PREPARED
 
 
 class _Rank:
@@ -130,57 +175,50 @@ class _Rank:
 
     def begin(self, order: EpochOrder) -> None:
         """Begin an epoch, in a thread of its own."""
-        plan = self._session.read_plan(order.prepare.plan)
+        plan, is_change = self._session.read_plan(order.prepare.plan), order.beside is not None
+        epoch = self._context.for_epoch(order.prepare, plan, is_change=is_change)
         with self._changing:
             # If it has ended since, the hub has stopped both.
-            before = next((one for one in self._active if one.epoch == order.beside), None)
-            turn = _Turn(self._context.for_epoch(), order.prepare, plan, before, order.beside is not None)
+            before = next((one for one in self._active if one.epoch.number == order.beside), None)
+            turn = _Turn(epoch, before)
             self._active = (*self._active, turn)
 
         def stop() -> None:
-            turn.context.crew.stop(EpochStoppedError())
-            turn.context.transport.abort()
+            epoch.crew.stop(EpochStoppedError())
+            epoch.transport.abort()
 
-        self._turns.on_stop(turn.epoch, stop)
-        self._context.threads.start(f"epoch {turn.epoch}", lambda: self._go_through(turn))
+        self._turns.on_stop(epoch.number, stop)
+        self._context.program.threads.start(f"epoch {epoch.number}", lambda: self._go_through(turn))
 
     def end(self) -> _Turn | None:
         """Stop what is left of the epochs; return the last one in which microbatches have passed here."""
         here = [turn for turn in self._active if turn.parts is not None]
-        for turn in here:
-            if turn is here[0] or (turn.parts is not None and turn.parts.microbatches):
-                self._latest = turn
+        used = [turn for turn in here if turn.parts is not None and turn.parts.microbatches]
+        last = [self._latest, *here[:1], *used][-1]
         for turn in self._active:
             # All results are written: links that carry no end mark soon lead to a rank that is lost.
-            if turn is not self._latest or not turn.context.crew.join(_LAST_ENDS_S):
+            if turn is not last or not turn.epoch.crew.join(_LAST_ENDS_S):
                 self._stop(turn)
         self._loaded.clear()
         with self._telling:
             self._recorded = _MOST_RECORDED  # what follows is the last one's, and the end
-        return self._latest
+        return last
 
     def _stop_all(self) -> None:
         """Stop all epochs, as the run has failed."""
         error = self._session.member.error
-        self._context.crew.stop(error)
-        for turn in self._active:
-            turn.context.crew.stop(error)
+        for crew in (self._context.crew, *(turn.epoch.crew for turn in self._active)):
+            crew.stop(error)
+
+    # -- the thread of an epoch ---------------------------------------------------------------------
 
     def _go_through(self, turn: _Turn) -> None:
         """Go through one epoch, in its thread."""
         try:
             try:
                 self._work(turn)
-            except EpochStoppedError:
-                pass
-            except PeerError as error:
-                if error is self._session.member.error or not turn.plan.goes_on:
-                    raise
-                self._report(turn, error)
-            except PipeEdgeError as error:
-                if turn.runs or not turn.is_change:
-                    raise
-                self._turns.say(Declined(turn.epoch, one_line(error)))
+            except (EpochStoppedError, PipeEdgeError) as error:
+                self._explain(turn, error)
             finally:
                 turn.hidden.set()
             self._close(turn)
@@ -190,13 +228,13 @@ class _Rank:
     def _work(self, turn: _Turn) -> None:
         """Prepare the part of this rank, and let microbatches flow until all have passed."""
         parts, hidden = self._open(turn)
-        stream(turn.context, turn.plan, parts, hidden)
+        stream(turn.epoch, parts, hidden)
         if self._has_all:
             self._turns.has_all()  # so it need not wait for word from others
         else:
-            self._turns.say(Passed(turn.epoch, None if self._log is None else self._log.first_of_next))
+            self._turns.say(Passed(turn.epoch.number, None if self._log is None else self._log.first_of_next))
 
-    def _open(self, turn: _Turn) -> tuple[Parts, threading.Event | None]:
+    def _open(self, turn: _Turn) -> tuple[Composition, threading.Event | None]:
         """Prepare the part of this rank, and wait until all ranks are ready.
 
         Nothing of the epoch before is kept, which is to be freed while this one runs.
@@ -204,28 +242,35 @@ class _Rank:
         Returns:
             The part, and what tells when the progress of the epoch before is no longer shown.
         """
-        context, plan, prepared, before = turn.context, turn.plan, self._prepared, turn.before
-        if self._log is not None and not turn.is_change:
-            self._log.prepared(turn.epoch, plan)
-        connect(context, plan, prepared.interface, turn.order)
-        stage = self._loaded.take(self._context, plan, context.crew, beside=turn.is_change)
+        epoch, prepared, before = turn.epoch, self._prepared, turn.before
+        number, plan = epoch.number, epoch.plan
+        if self._log is not None and not epoch.is_change:
+            self._log.prepared(number, plan)
+        connect(epoch, prepared.interface)
+        stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
         if self._monitor is None:
-            self._monitor = open_monitor(context, plan, prepared.exporter)
+            self._monitor = open_monitor(self._context, plan, prepared.exporter)
             self.kept.enter_context(self._monitor)
-        attempt = Attempt(plan, turn.epoch, None if before is None else before.parts)
-        parts = open_parts(context, self._session.member, attempt, prepared, stage, self._monitor)
+        parts = open_parts(
+            epoch,
+            self._session.member,
+            prepared,
+            stage,
+            self._monitor,
+            None if before is None else before.parts,
+        )
         turn.parts = parts
         keep_freed_memory()  # not before: what loading frees is returned
-        self._turns.ready(turn.epoch)
+        self._turns.ready(number)
         turn.runs = True
         if before is None:
             tell_plan(plan, prepared.data)
         if not self.startup_s:
             self.startup_s = process_age_s()
-            self.kept.enter_context(results_kept(context, prepared.data))
+            self.kept.enter_context(results_kept(self._context, prepared.data))
         if self._log is not None:
-            if turn.is_change:
-                self._log.changes(turn.epoch, plan)
+            if epoch.is_change:
+                self._log.changes(number, plan)
             else:
                 self._log.runs()
         return parts, None if before is None else before.hidden
@@ -236,46 +281,60 @@ class _Rank:
         progress = self._prepared.progress
         return progress is not None and progress.ledger.complete
 
-    def _report(self, turn: _Turn, error: PeerError) -> None:
-        """Tell the hub which link is broken; without a name it is taken for that to rank 0."""
-        peer = 0 if error.peer is None else error.peer
-        if peer != self._context.rank:
-            self._turns.say(LinkLost(turn.epoch, peer, one_line(error)))
+    def _explain(self, turn: _Turn, error: EpochStoppedError | PipeEdgeError) -> None:
+        """Tell the hub why an epoch cannot go on here; raise an error that ends the rank."""
+        epoch = turn.epoch
+        if isinstance(error, EpochStoppedError):
+            return
+        if isinstance(error, PeerError):
+            if error is self._session.member.error or not epoch.plan.goes_on:
+                raise error
+            # Without a name it is taken for the link to rank 0.
+            peer = 0 if error.peer is None else error.peer
+            if peer != self._context.rank:
+                self._turns.say(LinkLost(epoch.number, peer, one_line(error)))
+        elif turn.use is Use.BESIDE:
+            self._turns.say(Declined(epoch.number, one_line(error)))
+        else:
+            raise error
 
     def _close(self, turn: _Turn) -> None:
         """Wait for the end of an epoch, and close what it has opened, unless the run has ended with it."""
-        step = self._turns.wait_for_end(turn.epoch)
-        if step is MemberStep.ENDED:
+        epoch = turn.epoch
+        ending = ENDINGS.get((self._turns.wait_for_end(epoch.number), turn.use))
+        if ending is None:
             return
-        if step is MemberStep.SPARE:
-            turn.context.transport.close()
-        else:
+        if ending.cuts_links:
             self._stop(turn)
-        self._context.activity.drop(turn.context.activity)
+        else:
+            epoch.transport.close()
+        self._context.activity.drop(epoch.activity)
         with self._changing:
-            self._active = tuple(one for one in self._active if one is not turn)
-            follower = next((one for one in self._active if one.before is turn), None)
-            if follower is not None:
-                follower.before = None
-            if turn.runs and (step is not MemberStep.SPARE or follower is None):
-                self._latest = turn
-            if step is not MemberStep.SPARE:
-                if turn.is_change and not turn.runs:
-                    self._loaded.give_back()
-            elif not self._active or self._active[-1] is follower:  # else the one after it sees to that
-                self._loaded.keep_last()
-        if step is MemberStep.STOPPING:
-            dropped = turn.is_change and not turn.runs
-            written = None if self._log is None else self._log.stopped(dropped=dropped)
-            self._turns.say(Stopped(turn.epoch, written))
+            self._forget(turn, ending)
+        if ending.is_told:
+            written = None if self._log is None else self._log.stopped(dropped=turn.use is Use.BESIDE)
+            self._turns.say(Stopped(epoch.number, written))
         self._record(turn)
+
+    def _forget(self, turn: _Turn, ending: Ending) -> None:
+        """Let go of an epoch that has ended, and of layers that nobody needs any longer."""
+        self._active = tuple(one for one in self._active if one is not turn)
+        follower = next((one for one in self._active if one.before is turn), None)
+        if follower is not None:
+            follower.before = None
+        if turn.runs and (ending.cuts_links or follower is None):
+            self._latest = turn
+        if ending.layers is Layers.GIVE_BACK:
+            self._loaded.give_back()
+        elif ending.layers is Layers.KEEP_LAST and all(one is follower for one in self._active):
+            self._loaded.keep_last()  # if there are more, the one after it sees to that
 
     def _record(self, turn: _Turn) -> None:
         """Tell the data rank what was recorded of an epoch that has ended, as far as there is room for it."""
         if not turn.runs or turn.parts is None:
             return
         member = self._session.member
-        text = make_recording(turn.context, member, turn.parts, turn.epoch).to_text()
+        text = make_recording(turn.epoch, member, turn.parts).to_text()
         with self._telling:
             self._recorded += len(text)
             if self._recorded <= _MOST_RECORDED:
@@ -283,10 +342,10 @@ class _Rank:
 
     def _stop(self, turn: _Turn) -> None:
         """End all threads and links of an epoch."""
-        turn.context.crew.stop(EpochStoppedError())
-        transport = turn.context.transport
+        crew, transport = turn.epoch.crew, turn.epoch.transport
+        crew.stop(EpochStoppedError())
         transport.abort()
-        while not turn.context.crew.join(_JOIN_S):
+        while not crew.join(_JOIN_S):
             if self._session.member.error is not None:
                 raise self._session.member.error
             transport.abort()  # again, as it may have been opened only now

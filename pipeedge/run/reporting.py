@@ -24,7 +24,7 @@ from pipeedge.observe.trace import trace_events
 from pipeedge.plan.planning import Plan
 from pipeedge.report.run_report import RunReport, print_report, save_report
 from pipeedge.run.context import RankContext
-from pipeedge.run.data_part import DataPart
+from pipeedge.run.data_flow import DataFlow
 
 __all__ = ["make_report", "save_and_print"]
 
@@ -35,7 +35,7 @@ _EARLIER_EPOCHS = 8
 def make_report(
     context: RankContext,
     plan: Plan,
-    data: DataPart,
+    data: DataFlow,
     stages: Sequence[StageStats],
     member: HubClient,
     startup_s: float,
@@ -111,7 +111,7 @@ def _recordings(member: HubClient, whole: Collection[int], last_epoch: int) -> _
     )
 
 
-def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: RunReport) -> None:
+def save_and_print(context: RankContext, plan: Plan, data: DataFlow, report: RunReport) -> None:
     """Write report and trace where they were asked for, and print the table unless the run is to be quiet."""
     output = context.request.output
     if output.report is not None:
@@ -122,7 +122,7 @@ def save_and_print(context: RankContext, plan: Plan, data: DataPart, report: Run
     if not output.quiet:
         print_report(
             report,
-            context.open_console(),
+            context.program.open_console(),
             results=None if context.request.prints_results else output.results,
             saved=output.report,
             trace=output.trace,

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from pipeedge.base.backpressure import PACKETS_WITH_RECEIPTS, SAMPLED_PACKETS
+from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.control.liveness import StageWork
@@ -29,16 +31,12 @@ from pipeedge.observe.metrics import Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
-from pipeedge.transport.channel import Channel
 
 __all__ = ["Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 
 _WATCH_S = 0.02
-_WATCHED = 4
 _MEASURED = 1000
 """Number of receipts whose median is the time on the link."""
-_WITH_RECEIPTS = 8
-"""Number of packets that may wait for their receipts: more than may be in flight, so sending never waits."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,9 @@ class Outgoing:
         self._clock = clock
         self._lane = lane
         self._arrived = arrived
-        self._watched: Channel[_Watched] = Channel(_WITH_RECEIPTS if end.receipts else _WATCHED)
+        self._watched: Channel[_SentPacket] = Channel(
+            PACKETS_WITH_RECEIPTS if end.receipts else SAMPLED_PACKETS
+        )
         self._watch_next = 0
         self._watch_at = 0.0
         self._sent = 0
@@ -139,13 +139,13 @@ class Outgoing:
             return 0
         self.bytes.add(shipment.bytes)
         if self._receipts:
-            self._watched.put(_Watched(self._sent, packet.number, packet.items, self._clock(), shipment))
+            self._watched.put(_SentPacket(self._sent, packet.number, packet.items, self._clock(), shipment))
             return shipment.bytes
         if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
             self._watch_next, self._watch_at = 2, started + _WATCH_S
         if self._watch_next:
             self._watch_next -= 1
-            self._watched.put(_Watched(self._sent, packet.number, packet.items, started, shipment))
+            self._watched.put(_SentPacket(self._sent, packet.number, packet.items, started, shipment))
         return shipment.bytes
 
     def finish(self) -> None:
@@ -207,7 +207,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _SentPacket:
     number: int
     """Number among the packets sent, from 1."""
     microbatch: int

@@ -13,13 +13,13 @@ from starlette.types import ASGIApp, Scope
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import excerpt
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.description import query_parameters
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.gate import Gate, GateLimits
 from pipeedge.serve.inference import InferenceRoutes
 from pipeedge.serve.pages import Pages
-from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.replies import HttpError, error_reply, status_of_error
 from pipeedge.serve.routes import Handler, Routes
 

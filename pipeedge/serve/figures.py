@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from pipeedge.control.liveness import StageWork
+from pipeedge.observe.pipeline_state import EpochState
 from pipeedge.serve.in_flight import QueueState
-from pipeedge.serve.pipeline_state import EpochState
 
 __all__ = ["ServiceFigures"]
 

@@ -19,9 +19,9 @@ import torch
 from pipeedge.base.errors import RequestError
 from pipeedge.data import DataEnds, Microbatch
 from pipeedge.models import Model
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.request.config import RunRequest
 from pipeedge.request.http_options import ServeRequest
-from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
 

@@ -1,4 +1,4 @@
-"""Items on their way to an answer, the microbatches that they travel in, and counts of both."""
+"""Items on their way to an answer, the groups that they travel in, and counts of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeedge.data.items import Item
 from pipeedge.data.source import Group, Microbatch
 from pipeedge.serve.pending import Found, PendingAnswers
 
-__all__ = ["Claimed", "Counts", "Entry", "Flight", "QueueState", "claim", "deliver", "found_of_items"]
+__all__ = ["Claimed", "Counts", "Entry", "QueueState", "RequestGroup", "deliver", "found_of_items"]
 
 _LONGEST_RETRY_S = 60
 _SMOOTHING = 0.2
@@ -47,17 +47,6 @@ Claimed: TypeAlias = Mapping[PendingAnswers, Sequence[tuple[int, Found]]]
 """Answers for those who wait, each with its place among theirs."""
 
 
-def claim(entries: Sequence[Entry], found: Sequence[Found]) -> Claimed:
-    """Return what was found for those entries that somebody still waits for; it is about to be delivered."""
-    claimed: dict[PendingAnswers, list[tuple[int, Found]]] = {}
-    for entry, own in zip(entries, found, strict=True):
-        answers = entry.answers
-        if answers.unclaimed:
-            answers.unclaimed -= 1
-            claimed.setdefault(answers, []).append((entry.place, own))
-    return claimed
-
-
 def deliver(claimed: Claimed) -> None:
     """Bring answers to those who wait, who are woken once for all that they get."""
     for answers, some in claimed.items():
@@ -65,24 +54,20 @@ def deliver(claimed: Claimed) -> None:
 
 
 @dataclass(frozen=True)
-class Flight:
-    """A microbatch that is under way."""
+class RequestGroup(Group):
+    """Items of requests that travel together; they exist once, so the ledger of the run keeps them."""
 
-    first: int
-    """Position of its first item among all items that were fed."""
+    can_be_read_again = False
+
     entries: tuple[Entry, ...]
-    fed_at: float
-    """Time when it was fed, in seconds."""
+    formed_at: float
+    """Time when it was formed, in seconds."""
 
-    @property
-    def group(self) -> Group:
-        """Its items as the pipeline takes them."""
-        return Group([(number, entry.item) for number, entry in enumerate(self.entries, start=self.first)])
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Positions of its items among all items that were fed."""
-        return tuple(range(self.first, self.first + len(self.entries)))
+    @classmethod
+    def of(cls, numbers: Sequence[int], entries: Sequence[Entry], now: float) -> RequestGroup:
+        """Return the group of some entries, with their numbers in order of arrival."""
+        items = [entry.item for entry in entries]
+        return cls(list(zip(numbers, items, strict=True)), tuple(entries), now)
 
 
 def found_of_items(outputs: torch.Tensor, microbatch: Microbatch) -> list[Found]:
@@ -139,6 +124,8 @@ class Counts:
     answered: int = 0
     failed: int = 0
     refused: int = 0
+    under_way: int = 0
+    """Number of items that are in the pipeline, also of those that nobody awaits any more."""
     written_at: float = -math.inf
     """Time of the latest result, in seconds."""
     _microbatches: int = 0
@@ -146,12 +133,13 @@ class Counts:
     _padded_tokens: int = 0
     _item_s: float = 0.0
 
-    def landed(self, flight: Flight, now: float) -> None:
+    def computed(self, group: RequestGroup, now: float) -> None:
         """Count a microbatch whose outputs have come."""
-        each_s = (now - max(self.written_at, flight.fed_at)) / len(flight.entries)
+        self.under_way -= len(group.entries)
+        each_s = (now - max(self.written_at, group.formed_at)) / len(group.entries)
         self._item_s += (each_s - self._item_s) * (_SMOOTHING if self._microbatches else 1.0)
         self.written_at = now
-        lengths = [entry.tokens for entry in flight.entries]
+        lengths = [entry.tokens for entry in group.entries]
         self._microbatches += 1
         self._tokens += sum(lengths)
         self._padded_tokens += len(lengths) * max(lengths)
@@ -160,12 +148,12 @@ class Counts:
         """Return the whole seconds after which ``waiting`` items have left."""
         return max(1, min(_LONGEST_RETRY_S, math.ceil(self._item_s * waiting)))
 
-    def state(self, requests_waiting: int, waiting: int, under_way: int) -> QueueState:
+    def state(self, requests_waiting: int, waiting: int) -> QueueState:
         """Return the counts with those of this moment."""
         return QueueState(
             requests_waiting=requests_waiting,
             waiting=waiting,
-            under_way=under_way,
+            under_way=self.under_way,
             answered=self.answered,
             failed=self.failed,
             refused=self.refused,

@@ -16,10 +16,10 @@ import pipeedge
 from pipeedge.data import read_threads
 from pipeedge.data.row_documents import class_name
 from pipeedge.models import Model
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.serve.asking import Asker
 from pipeedge.serve.description import openapi_document
 from pipeedge.serve.figures import ServiceFigures
-from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.reference import chapters
 from pipeedge.serve.replies import HttpError, json_reply
 

@@ -1,15 +1,14 @@
 """The queue of requests: a source of items without an end, and the sink of their results.
 
     submit ──────────────┐
-    open, reserve, put ──┴> waiting ──wait, when there is room──> under way ──feed──> pipeline
-       └─ PendingAnswers                                             └────── write <── collect
-             <────────────────────────── answers ───────────────────────────────┘
+    open, reserve, put ──┴> waiting ──next, when there is room──> feed ──> pipeline ──> collect
+       └─ PendingAnswers <────────────────── answers ─────────────────────────── write <── ┘
 
 Any thread submits items, or opens a request whose items it puts there part by part. The feeding thread takes
 microbatches, as long as not too many are under way; so what waits can still change its company, or be
-cancelled. The collecting thread writes their results. Items under way are kept until then, and another stream
-can feed them again after a failure. ``Backlog`` keeps the items; this module is its threads: who waits for
-what, and whom an event wakes.
+cancelled. From then on the ledger of the run keeps them, also through a failure, and the collecting thread
+writes their results once. ``Backlog`` keeps what waits, and who asks; this module is its threads: who waits
+for what, and whom an event wakes.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from pipeedge.base.errors import InputError, PipeEdgeError, RequestError, one_li
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count
 from pipeedge.data.items import Item
-from pipeedge.data.source import Group, Microbatch, SkippedItem
+from pipeedge.data.source import Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.serve.backlog import Backlog
 from pipeedge.serve.batching import BatchLimits
-from pipeedge.serve.in_flight import Entry, QueueState, deliver, found_of_items
+from pipeedge.serve.in_flight import Entry, QueueState, RequestGroup, deliver, found_of_items
 from pipeedge.serve.pending import EndedError, Found, PendingAnswers
 
 __all__ = [
@@ -145,8 +144,6 @@ class RequestQueue:
         """Largest number of items of one request in the queue."""
         self.most_items = max(limits.max_waiting, _MOST_ITEMS)
         """Largest number of items of one request."""
-        self._widest = 0
-        """Number of microbatches under way from which on no thread feeds another."""
         self._draining = False
         self._error: PipeEdgeError | None = None
 
@@ -279,8 +276,7 @@ class RequestQueue:
 
     def _put(self, answers: PendingAnswers, items: Sequence[Item], places: Sequence[int]) -> None:
         self._backlog.offer(Entry.of(items, answers, places), answers.deadline_s)
-        if self._backlog.has_room_under_way(self._widest):
-            self._work.notify_all()
+        self._work.notify_all()
 
     def _has_room(self, answers: PendingAnswers, items: int, most_queued: int | None = None) -> bool:
         """Keep room for items, if there is some and nobody else waits for it. Return whether there is."""
@@ -346,7 +342,7 @@ class RequestQueue:
         with self._lock:
             self._draining = True
             dropped = self._backlog.drop_waiting()
-            unprepared = self._backlog.requests
+            unprepared = [answers for answers in self._backlog.requests if answers.unfed]
             self._notify_all()
         self._reject(dropped, error)
         _fail_all(unprepared, error)
@@ -357,11 +353,11 @@ class RequestQueue:
         with self._lock:
             self._draining = True
             self._error = self._error or cause
-            dropped = self._backlog.drop_all()
-            unprepared = self._backlog.requests
+            dropped = self._backlog.drop_waiting()
+            requests = self._backlog.requests
             self._notify_all()
         self._reject(dropped, cause)
-        _fail_all(unprepared, cause)
+        _fail_all(requests, cause)
 
     @property
     def error(self) -> PipeEdgeError | None:
@@ -408,83 +404,41 @@ class RequestQueue:
 
     # -- the feeding thread --------------------------------------------------------------------------
 
-    def stream(
-        self,
-        microbatch_size: int,
-        *,
-        position: int | None = None,
-        rows: int = DEFAULT_ROWS,
-        stages: int = 1,
-    ) -> RequestStream:
-        """Return the microbatches of what waits, now or later.
+    def stream(self, *, position: int | None = None, rows: int = DEFAULT_ROWS) -> RequestStream:
+        """Return the microbatches of what waits, now or later; no thread reads ahead, and nothing again."""
+        del position, rows
+        return RequestStream(self)
+
+    def next_group(self, microbatch_size: int, is_closed: Callable[[], bool]) -> RequestGroup | None:
+        """Wait for items, and return the next microbatch; None after the last.
 
         Args:
             microbatch_size: Largest number of items in a microbatch, at least that of the limits.
-            position: Position of the first item to feed among all that were fed; those from there on that
-                have no results are fed again. None for the first one without a result.
-            rows: Not used, as no thread reads ahead.
-            stages: Number of stages, each of which has one microbatch to compute and another that waits.
-        """
-        del rows
-        if microbatch_size < self.limits.max_items:
-            raise ValueError(f"microbatches of {self.limits.max_items} items do not fit {microbatch_size}")
-        with self._lock:
-            self._backlog.feed_again(position)
-        return RequestStream(self, self.window(stages))
-
-    def window(self, stages: int) -> int:
-        """Return the largest number of microbatches under way in a pipeline of ``stages``."""
-        window = 2 * stages + 1
-        with self._lock:
-            self._widest = max(self._widest, window)
-        return window
-
-    def wait_for_room(self, window: int, is_closed: Callable[[], bool]) -> None:
-        """Wait until fewer than ``window`` microbatches are under way, or some are to be fed again.
-
-        Raises:
-            Closed: The stream was closed.
-        """
-        with self._lock:
-            self._work.wait_for(lambda: is_closed() or self._backlog.has_room_under_way(window))
-            if is_closed():
-                raise Closed
-
-    def next_flight(self, window: int, is_closed: Callable[[], bool]) -> Group | None:
-        """Wait for items and for room in the pipeline, and return the next microbatch; None after the last.
-
-        Args:
-            window: Largest number of microbatches under way.
             is_closed: Whether the stream was closed.
 
         Raises:
             Closed: The stream was closed.
         """
+        if microbatch_size < self.limits.max_items:
+            raise ValueError(f"microbatches of {self.limits.max_items} items do not fit {microbatch_size}")
         while True:
             with self._lock:
-                self._work.wait_for(lambda: is_closed() or self._is_ready(window))
+                self._work.wait_for(lambda: is_closed() or self._backlog.waiting or self._is_drained())
                 if is_closed():
                     raise Closed
-                expired, flight = list[Entry](), self._backlog.next_again()
-                if flight is None:
-                    now = self._clock()
-                    expired, flight = self._backlog.expire(now), self._backlog.form(now)
-                    self._give_room()
-                is_over = flight is None and self._is_drained()
+                now = self._clock()
+                expired, group = self._backlog.expire(now), self._backlog.form(now)
+                self._give_room()
+                is_over = group is None and self._is_drained()
             if expired:
                 self._reject(expired, ExpiredError("the deadline was over before the item was computed"))
-            if flight is not None:
-                return flight.group
-            if is_over:
-                return None
+            if group is not None or is_over:
+                return group
 
     def wake(self) -> None:
         """Let the feeding thread look again whether its stream was closed."""
         with self._lock:
             self._work.notify_all()
-
-    def _is_ready(self, window: int) -> bool:
-        return self._backlog.has_next(window) or self._is_drained()
 
     def _is_drained(self) -> bool:
         """Whether nothing waits any more, and nothing will."""
@@ -506,13 +460,12 @@ class RequestQueue:
         return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
-        """Answer the items of the oldest microbatch under way."""
-        found = found_of_items(outputs, microbatch)
+        """Answer the items of a microbatch."""
+        group, found = microbatch.origin, found_of_items(outputs, microbatch)
+        if not isinstance(group, RequestGroup):
+            raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which nobody asked for")
         with self._lock:
-            if not self._backlog.is_due(microbatch.numbers):
-                raise PipeEdgeError(f"received results of microbatch {microbatch_number}, which is not due")
-            claimed = self._backlog.land(found, self._clock())
-            self._work.notify_all()
+            claimed = self._backlog.answer(group, found, self._clock())
         deliver(claimed)
 
     def __exit__(
@@ -536,45 +489,26 @@ class RequestStream:
 
     Args:
         queue: Queue of the requests.
-        window: Largest number of microbatches under way.
     """
 
     lanes: tuple[Lane, ...] = ()
     fetching = ThreadState.IDLE
 
-    def __init__(self, queue: RequestQueue, window: int) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self._queue = queue
-        self._window = window
         self._closed = False
-        self._next: Group | None = None
-
-    def fit(self, stages: int) -> None:
-        """Fit a pipeline of ``stages`` from now on, which takes the place of the one before."""
-        self._window = self._queue.window(stages)
 
     def start(self, crew: Crew) -> None:
         """Have the stream closed when the crew stops."""
         crew.on_stop(self.close)
 
-    def wait_for_room(self) -> None:
-        """Wait for room in the pipeline.
+    def next(self, microbatch_size: int) -> RequestGroup | None:
+        """Wait for items, and return the next microbatch, or None if no more will come.
 
         Raises:
             Closed: The stream was closed.
         """
-        self._queue.wait_for_room(self._window, lambda: self._closed)
-
-    def wait(self) -> None:
-        """Wait for items and for room in the pipeline.
-
-        Raises:
-            Closed: The stream was closed.
-        """
-        self._next = self._queue.next_flight(self._window, lambda: self._closed)
-
-    def take(self) -> Group | None:
-        """Return the microbatch that ``wait`` has found, or None if no more will come."""
-        return self._next
+        return self._queue.next_group(microbatch_size, lambda: self._closed)
 
     def close(self) -> None:
         """Wake the thread that waits."""

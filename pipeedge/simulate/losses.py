@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec.structs import replace as with_fields
 
+from pipeedge.base.backpressure import STAGES_AHEAD
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
@@ -26,9 +27,6 @@ from pipeedge.plan.simulation import SimulatedRun
 from pipeedge.simulate.options import Loss, RecoveryRequest
 
 __all__ = ["LossyRun", "SimulatedEpoch", "simulate_epochs"]
-
-_STAGES_AHEAD = 3
-"""Number of microbatches that are fed for each stage and not written, at most."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class _Epochs:
         recovery, before = self._recovery, ended.planned.schedule
         fed = int(np.count_nonzero(ended.run.fed_at <= ended.stopped_s - ended.since_s))
         results = ended.results or 0
-        repeated = min(fed - results, _STAGES_AHEAD * len(before.stages))
+        repeated = min(fed - results, STAGES_AHEAD * len(before.stages))
         failed_s, ranks, ready_s, cause = ended.stopped_s, [lost.rank], 0.0, self._cause(lost, before)
         while True:
             self._plan(before, lost)

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT
+from pipeedge.base.channel import Channel
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous, Reserved, unbound
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.lifecycle import Lifecycle
 
 __all__ = ["LocalLink", "LoopbackTransport"]
-
-CAPACITY = 2
-"""Number of microbatches that may wait in front of a stage, as over a network."""
 
 
 class Handover:
@@ -36,7 +34,7 @@ class LocalLink:
     """Both ends of a link within one process."""
 
     def __init__(self) -> None:
-        self._channel: Channel[Packet] = Channel(CAPACITY)
+        self._channel: Channel[Packet] = Channel(FRAMES_IN_FLIGHT)
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
         """Reserve memory that is handed over to the receiver without copying."""

@@ -37,17 +37,15 @@ from typing import Any
 
 import torch
 
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT
+from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
 from pipeedge.transport.leases import Draft, Lease
 
 __all__ = ["P2PReceiver", "P2PSender", "P2PShipment", "ReceiptingReceiver", "brief"]
-
-IN_FLIGHT = 2
-"""Number of frames in flight per link: enough that the wire never waits for a thread to wake up."""
 
 _FRAMES, _RECEIPTS = 0, 1
 """Tags of gloo's messages."""
@@ -113,7 +111,7 @@ class P2PSender:
         self._peer = peer
         self._link = link
         capacity = frame_capacity(link.specs)
-        self._free = deque(FrameBuffer(capacity) for _ in range(IN_FLIGHT))
+        self._free = deque(FrameBuffer(capacity) for _ in range(FRAMES_IN_FLIGHT))
         self._under_way: deque[P2PShipment] = deque()
         self._sent = 0
 
@@ -138,14 +136,14 @@ class P2PSender:
 
     def finish(self) -> None:
         """Send an end mark for each posted receive, and wait until everything has arrived."""
-        for _ in range(IN_FLIGHT):
+        for _ in range(FRAMES_IN_FLIGHT):
             self._make_room()
             self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
         while self._under_way:
             self._under_way.popleft().wait()
 
     def _make_room(self) -> None:
-        if len(self._under_way) == IN_FLIGHT:
+        if len(self._under_way) == FRAMES_IN_FLIGHT:
             self._under_way.popleft().wait()
 
     def _write(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> P2PShipment:
@@ -256,7 +254,7 @@ class P2PReceiver:
 
     def __init__(self, group: Any, peer: int, link: Link) -> None:
         self._inbound = _Inbound(group, peer, link)
-        self._posted = deque(self._inbound.post() for _ in range(IN_FLIGHT))
+        self._posted = deque(self._inbound.post() for _ in range(FRAMES_IN_FLIGHT))
 
     def receive(self) -> Packet | None:
         """Return the next packet, or None after the other end has finished."""
@@ -289,10 +287,10 @@ class ReceiptingReceiver:
     ) -> None:
         self._inbound = _Inbound(group, peer, link)
         self._clock = clock
-        self._posted: Channel[_Posted] = Channel(IN_FLIGHT + 1)
-        self._arrived: Channel[tuple[_Posted, Frame]] = Channel(IN_FLIGHT + 1)
+        self._posted: Channel[_Posted] = Channel(FRAMES_IN_FLIGHT + 1)
+        self._arrived: Channel[tuple[_Posted, Frame]] = Channel(FRAMES_IN_FLIGHT + 1)
         self._receipts: deque[tuple[Any, torch.Tensor]] = deque()
-        for _ in range(IN_FLIGHT):
+        for _ in range(FRAMES_IN_FLIGHT):
             self._post()
 
     def receive(self) -> Packet | None:
@@ -307,7 +305,7 @@ class ReceiptingReceiver:
         """Wait for packets and send the receipt of each, until the last."""
         before = -math.inf
         ends = 0
-        while ends < IN_FLIGHT and (posted := self._posted.get()) is not None:
+        while ends < FRAMES_IN_FLIGHT and (posted := self._posted.get()) is not None:
             frame = self._inbound.wait(posted)
             now = self._clock()
             if frame.kind is Kind.END:
@@ -331,7 +329,7 @@ class ReceiptingReceiver:
         self._posted.put(_Posted(posted.buffer, posted.work, self._clock()))
 
     def _send_receipt(self, apart_s: float) -> None:
-        if len(self._receipts) == IN_FLIGHT:
+        if len(self._receipts) == FRAMES_IN_FLIGHT:
             self._inbound.wait_receipt_sent(self._receipts.popleft()[0])
         receipt = torch.tensor([apart_s], dtype=torch.float64)
         self._receipts.append((self._inbound.send_receipt(receipt), receipt))

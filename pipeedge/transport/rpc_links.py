@@ -5,10 +5,10 @@
                        ^ free again <── reply: there is room ┘
 
 A frame carries its number, and the inbox hands frames out in that order. A reply is a credit: a sender
-keeps at most ``WINDOW`` frames without a reply, and the inbox withholds replies while more than
-``QUEUE - WINDOW`` frames wait in it. So at most ``QUEUE`` frames ever wait, and the memory for frames in
-flight is limited on both ranks. Replies are futures that the stage's own thread completes, so no RPC worker
-thread ever blocks.
+keeps at most ``FRAMES_IN_FLIGHT`` frames without a reply, and the inbox withholds replies while more than
+``LINK_WINDOW - FRAMES_IN_FLIGHT`` frames wait in it. So at most ``LINK_WINDOW`` frames ever wait, and the
+memory for frames in flight is limited on both ranks. Replies are futures that the stage's own thread
+completes, so no RPC worker thread ever blocks.
 
 On a link with receipts a reply is more than a credit: it also reports how long the frame took.
 """
@@ -25,18 +25,14 @@ from typing import Any
 
 import torch
 
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT, LINK_WINDOW
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved, unbound
-from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import Frame, FrameError, Kind, frame_capacity, read_frame, write_frame
 
-__all__ = ["QUEUE", "WINDOW", "RpcReceiver", "RpcSender", "RpcShipment", "answered"]
-
-WINDOW = 2
-"""Number of frames per link without a reply: the wire is never idle while a reply travels."""
-QUEUE = 4
-"""Largest number of frames that wait in front of a stage; over gloo, two wait here and two at the sender."""
+__all__ = ["RpcReceiver", "RpcSender", "RpcShipment", "answered"]
 
 _ENDED = "the run has ended"
 
@@ -117,7 +113,7 @@ def _is_duration(value: object) -> bool:
 
 
 class RpcSender:
-    """Sender that copies packets into frames and keeps up to ``WINDOW`` of them in flight.
+    """Sender that copies packets into frames and keeps up to ``FRAMES_IN_FLIGHT`` of them in flight.
 
     Args:
         link: The link.
@@ -128,7 +124,7 @@ class RpcSender:
         self._link = link
         self._deliver = deliver
         capacity = frame_capacity(link.specs)
-        self._frames = deque(torch.empty(capacity, dtype=torch.uint8) for _ in range(WINDOW))
+        self._frames = deque(torch.empty(capacity, dtype=torch.uint8) for _ in range(FRAMES_IN_FLIGHT))
         self._lock = threading.Lock()
         self._under_way: deque[RpcShipment] = deque()
         self._sent = 0
@@ -139,7 +135,7 @@ class RpcSender:
         return unbound(specs)
 
     def post(self, packet: Packet) -> RpcShipment:
-        """Send ``packet``; blocks while ``WINDOW`` frames are without a reply."""
+        """Send ``packet``; blocks while ``FRAMES_IN_FLIGHT`` frames are without a reply."""
         return self._post(Kind.MICROBATCH, packet)
 
     def finish(self) -> None:
@@ -157,7 +153,7 @@ class RpcSender:
             shipment.close()
 
     def _post(self, kind: Kind, packet: Packet) -> RpcShipment:
-        if len(self._under_way) == WINDOW:
+        if len(self._under_way) == FRAMES_IN_FLIGHT:
             self._under_way[0].wait()  # its reply frees the frame to fill next
         buffer = self._frames[0]
         self._frames.rotate(-1)
@@ -169,7 +165,7 @@ class RpcSender:
         with self._lock:
             if self._closed:
                 raise Closed
-            if len(self._under_way) == WINDOW:
+            if len(self._under_way) == FRAMES_IN_FLIGHT:
                 self._under_way.popleft()
             self._under_way.append(shipment)
         shipment.start(self._deliver, _trimmed(buffer, length))
@@ -220,11 +216,11 @@ class RpcReceiver:
                 apart_s, self._before = now - self._before, now
                 if self._closed:
                     return answered(_ENDED)
-                if not self._due <= frame.number < self._due + QUEUE or frame.number in self._waiting:
+                if not self._due <= frame.number < self._due + LINK_WINDOW or frame.number in self._waiting:
                     raise FrameError(f"received microbatch {frame.number}, expected {self._due}")
                 self._waiting[frame.number] = frame
                 self._changed.notify_all()
-                if len(self._waiting) > QUEUE - WINDOW:
+                if len(self._waiting) > LINK_WINDOW - FRAMES_IN_FLIGHT:
                     self._withheld.append(_Withheld(_Future(), apart_s, now))
                     return self._withheld[-1].reply
             return answered(self._grant(apart_s, now))

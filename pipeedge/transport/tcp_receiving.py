@@ -19,11 +19,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeedge.base.backpressure import LINK_WINDOW
 from pipeedge.base.crew import Closed
 from pipeedge.transport.base import Link, Packet
 from pipeedge.transport.frame import HEADER_BYTES, Frame, FrameBuffer, FrameError, Kind, frame_capacity
 from pipeedge.transport.leases import Lease
-from pipeedge.transport.tcp_sending import CREDIT, RECEIPT, REPLY, WINDOW, lost
+from pipeedge.transport.tcp_sending import CREDIT, RECEIPT, REPLY, lost
 from pipeedge.transport.wires import Connections, TcpWire
 
 __all__ = ["TcpReceiver"]
@@ -49,7 +50,7 @@ class TcpReceiver:
                 ┌──────────────────────────────────────────> the stage reads ──its frame──┐
         nobody ─┤                                                                         ├─> nobody
                 └──────────────────────────────────────────> [reading] reads ──arrived────┘
-                    the stage is busy for BUSY_S, and fewer than WINDOW have arrived
+                    the stage is busy for BUSY_S, and fewer than LINK_WINDOW have arrived
 
         the last frame, a failure, ``close``: nobody reads again
 
@@ -121,7 +122,7 @@ class TcpReceiver:
                 self._send_receipt(self._clock() - room_at)
             with self._changed:
                 self._reading = False
-                if arrived is not None and len(self._arrived) >= WINDOW:
+                if arrived is not None and len(self._arrived) >= LINK_WINDOW:
                     self._error = FrameError(
                         f"from rank {self._link.source}: it sent a frame without credit for it",
                         peer=self._link.source,
@@ -188,7 +189,7 @@ class TcpReceiver:
         """Wait until the stage is busy and there is room; return False when nothing more is to be read."""
         with self._changed:
             while self._error is None and not self._ended:
-                if self._stage_waits or self._reading or len(self._arrived) >= WINDOW:
+                if self._stage_waits or self._reading or len(self._arrived) >= LINK_WINDOW:
                     self._resting = True
                     self._changed.wait()
                     self._resting = False

@@ -6,8 +6,8 @@
 
 The stage's own thread puts a frame on the wire. Only what the kernel does not take at once is left to another
 thread, so that the stage computes meanwhile; handing over each frame would cost more than moving it. A credit
-says that the receiving stage has taken a frame. ``WINDOW`` frames may be without one, so a slow stage slows
-down its predecessors, whatever fits into the buffers of two kernels.
+says that the receiving stage has taken a frame. ``LINK_WINDOW`` frames may be without one, so a slow stage
+slows down its predecessors, whatever fits into the buffers of two kernels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT, LINK_WINDOW
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
 from pipeedge.base.payload import TensorSpec
@@ -27,12 +28,7 @@ from pipeedge.transport.frame import FrameBuffer, FrameError, Kind, frame_capaci
 from pipeedge.transport.leases import Draft, Lease
 from pipeedge.transport.wires import Connections, TcpWire
 
-__all__ = ["CREDIT", "RECEIPT", "REPLY", "WINDOW", "TcpSender", "TcpShipment", "lost"]
-
-WINDOW = 4
-"""Largest number of frames that the receiving stage has not taken. (Over gloo, two wait at each end.)"""
-IN_FLIGHT = 2
-"""Number of frames in the sender's own memory."""
+__all__ = ["CREDIT", "RECEIPT", "REPLY", "TcpSender", "TcpShipment", "lost"]
 
 REPLY = struct.Struct("<B7xd")
 CREDIT, RECEIPT = 1, 2
@@ -125,11 +121,11 @@ class _Outbox:
         self._thread: threading.Thread | None = None
 
     def wait_for_room(self) -> None:
-        """Wait until fewer than ``IN_FLIGHT`` frames are queued."""
-        if len(self._queue) < IN_FLIGHT and self._error is None:
+        """Wait until fewer than ``FRAMES_IN_FLIGHT`` frames are queued."""
+        if len(self._queue) < FRAMES_IN_FLIGHT and self._error is None:
             return
         with self.changed:
-            self.changed.wait_for(lambda: len(self._queue) < IN_FLIGHT or self._error is not None)
+            self.changed.wait_for(lambda: len(self._queue) < FRAMES_IN_FLIGHT or self._error is not None)
             if self._error is not None:
                 raise self._error
 
@@ -287,7 +283,7 @@ class TcpSender:
         self._outbox = _Outbox(frames, explain)
         self._replies = _Replies(replies, link.destination, explain)
         capacity = frame_capacity(link.specs)
-        self._free = deque(FrameBuffer(capacity) for _ in range(IN_FLIGHT))
+        self._free = deque(FrameBuffer(capacity) for _ in range(FRAMES_IN_FLIGHT))
         self._sent = 0
         self._next = 0  # number of the packet that follows
         self.finished = False
@@ -328,7 +324,7 @@ class TcpSender:
 
     def _make_room(self) -> None:
         self._outbox.wait_for_room()
-        self._replies.wait_for_credits(self._sent - WINDOW + 1, self._sent)
+        self._replies.wait_for_credits(self._sent - LINK_WINDOW + 1, self._sent)
 
     def _write(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> TcpShipment:
         return self._post(buffer, _fill(buffer, kind, packet), lambda: self._free.append(buffer), kind)

@@ -162,9 +162,7 @@ def test_what_was_prepared_as_the_request_ended_leaves_the_queue(
 
 def answer_next(queue: RequestQueue) -> int:
     """Answer the next item as a pipeline would, and return its number."""
-    stream = queue.stream(1, stages=1)
-    stream.wait()
-    group = stream.take()
+    group = queue.stream().next(1)
     assert group is not None
     batch = group.collate(tuple(spec.empty() for spec in group.specs))
     (number,) = batch.numbers
@@ -243,9 +241,7 @@ def test_a_request_that_was_accepted_is_answered_though_the_end_comes_first(
         return [float(one.outputs[0]) for one in await asked]
 
     assert asyncio.run(end()) == list(range(6))
-    stream = queue.stream(1)
-    stream.wait()
-    assert stream.take() is None
+    assert queue.stream().next(1) is None
 
 
 def test_a_failure_reaches_a_request_whose_parts_are_still_to_come(queue: RequestQueue, asker: Asker) -> None:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from pipeedge.base.channel import Channel
 from pipeedge.base.crew import Crew
-from pipeedge.data import DataSetSource, DataSetStream, Group, InputSource, ReadAhead, open_input
+from pipeedge.data import Group, InputSource, InputStream, open_input
 from pipeedge.data.results import ResultWriter
 from pipeedge.models import find_model
 from pipeedge.observe.lanes import COLLECT, FEED, Lane
@@ -25,7 +26,6 @@ from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
 from pipeedge.transport.base import Packet
-from pipeedge.transport.channel import Channel
 from pipeedge.transport.loopback import LocalLink
 
 
@@ -34,7 +34,7 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     model = find_model("vit-digits")
     source = open_input(InputRequest(max_items=6), model)
     inwards, outwards, activity = LocalLink(), LocalLink(), Activity()
-    feeder = Feeder(Feed(DataSetStream(source, 3)), Outgoing(SendingEnd(inwards), activity), activity)
+    feeder = Feeder(Feed(source.stream(), 3), Outgoing(SendingEnd(inwards), activity), activity)
     crew = Crew()
     with ResultWriter(tmp_path / "o.npz", model, 6) as writer:
         collection = Collection(writer, counts_accuracy=True)
@@ -67,9 +67,9 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
     source = InputSource(NumberedItems(12, take_two_seconds))
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
     outgoing = Outgoing(SendingEnd(inwards), activity)
-    reading = ReadAhead(source, ubatch, threads=1, clock=clock) if ahead else None
+    stream = InputStream(source, threads=int(ahead), clock=clock)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
-    feeder = Feeder(Feed(DataSetStream(source, ubatch, reading)), outgoing, activity, feed_lane)
+    feeder = Feeder(Feed(stream, ubatch), outgoing, activity, feed_lane)
     with ResultWriter(None, find_model("vit-digits"), None) as writer:
         collection = Collection(writer, counts_accuracy=False)
         collect_lane = Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
@@ -79,17 +79,16 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
         crew.start("collect", collector.run)
         while feeder.started_at is None:
             pass
-        if reading is not None:
-            reading.start(crew)
+        stream.start(crew)
         while (packet := inwards.receive()) is not None:
             outwards.post(Packet(packet.number, packet.items, (torch.zeros(packet.items, 10),)))
         outwards.finish()
         assert crew.wait(30)
     assert collector.collected.elapsed_s == pytest.approx(24)
-    if reading is None:
+    if not ahead:
         assert feeder.waited_for_input_s() == pytest.approx(24)
     else:
-        (lane,) = reading.lanes
+        (lane,) = stream.lanes
         assert lane.tally(ThreadState.READ).total == pytest.approx(24)
         assert [row.number for row in lane.rows] == [number // ubatch for number in range(12)]
 
@@ -98,45 +97,39 @@ class QueuedStream:
     """Microbatches that somebody puts into a queue, now or later."""
 
     lanes = ()
-    fetching = ThreadState.WAIT_INPUT
+    fetching = ThreadState.IDLE
 
     def __init__(self) -> None:
         self.queue: Channel[Group] = Channel(9)
-        self._waited: Group | None = None
-        self.fitted = 0
+        self.asked: list[int] = []
 
     def start(self, crew: Crew) -> None:
         crew.on_stop(self.queue.close)
 
-    def fit(self, stages: int) -> None:
-        self.fitted = stages
-
-    def wait_for_room(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        self._waited = self.queue.get()
-
-    def take(self) -> Group | None:
-        return self._waited
+    def next(self, microbatch_size: int) -> Group | None:
+        self.asked.append(microbatch_size)
+        return self.queue.get()
 
 
-def test_a_feeder_that_takes_over_fits_the_input_to_its_pipeline() -> None:
+def test_a_feeder_that_takes_over_asks_for_microbatches_of_its_plan() -> None:
     ledger, stream, link, activity, crew = Ledger(), QueuedStream(), LocalLink(), Activity(), Crew()
     ledger.begin(0.0)
-    ledger.input_ended()
     ledger.change(1, 9)
-    feed = Feed(stream, ledger=ledger, stages=4, takes_over=True)
-    crew.start("feed", Feeder(feed, Outgoing(SendingEnd(link), activity), activity).run)
+    crew.start(
+        "former", Feeder(Feed(stream, 2, ledger=ledger), Outgoing(SendingEnd(link), activity), activity).run
+    )
     assert link.receive() is None
+    stream.queue.finish()
+    feed = Feed(stream, 4, ledger=ledger, takes_over=True)
+    crew.start("feed", Feeder(feed, Outgoing(SendingEnd(LocalLink()), activity), activity).run)
     crew.wait()
-    assert stream.fitted == 4
+    assert stream.asked == [4]
 
 
 def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> None:
     items, stream = NumberedItems(3, lambda index: None), QueuedStream()
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
-    feeder = Feeder(Feed(stream), Outgoing(SendingEnd(inwards), activity), activity)
+    feeder = Feeder(Feed(stream, 3), Outgoing(SendingEnd(inwards), activity), activity)
     activity.feeder(lambda: feeder.is_idle)
     assert not activity.status().idle  # it has not begun
     with ResultWriter(None, find_model("vit-digits"), None) as sink:
@@ -173,14 +166,13 @@ def test_a_source_is_read_again_from_any_item(
 ) -> None:
     items = NumberedItems(total, lambda index: None)
     items.in_memory = in_memory
-    source = DataSetSource(InputSource(items))
+    source = InputSource(items)
     assert source.total == total
     for _ in range(2):
         position = data.draw(st.integers(0, total - 1))
-        crew, stream = Crew(), source.stream(ubatch, position=position)
+        crew, stream = Crew(), source.stream(position=position)
         stream.start(crew)
-        stream.wait()
-        groups = list(iter(stream.take, None))
+        groups = list(iter(lambda stream=stream: stream.next(ubatch), None))  # type: ignore[misc]
         assert [number for group in groups for number, _ in group.numbered] == list(range(position, total))
         assert all(len(group.numbered) == ubatch for group in groups[:-1])
         assert crew.wait(30)

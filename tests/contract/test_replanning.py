@@ -21,7 +21,7 @@ from pipeedge.models import find_model
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
-from pipeedge.run.context import RankContext, Transports
+from pipeedge.run.context import Program, RankContext, Transports
 from pipeedge.run.decision import FORMS, Decider
 from pipeedge.run.replanning import Held, PlanAsMeasured, describe, plan_schedule_again
 from pipeedge.transport.choice import make_endpoint
@@ -106,7 +106,7 @@ def test_run_begins_without_ranks_that_never_came_if_it_could_go_on_without_them
         told[rank] = FORMS.facts(Raw(encode(known)))
     asked = request(line)
     transports = Transports(make_endpoint(asked.transport, 0, asked.world.addr))
-    context = RankContext(asked, MODEL, Console, said.append, transports, transports.new())
+    context = RankContext(asked, MODEL, Program(Console, said.append), transports)
     decision = Decider(context).decide(told)
     missing = f"rank {len(here)} of {asked.world.size} never appeared within {asked.world.timeout_s:.0f} s"
     if found is None:

@@ -29,11 +29,11 @@ from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import RequestError
 from pipeedge.data.defaults import default_digits
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.run.stage import Stage
 from pipeedge.serve import gate, http_server, preparing
 from pipeedge.serve.description import openapi_document
 from pipeedge.serve.http_ends import HttpEnds
-from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.transport.base import Packet
 
 DIGITS = default_digits()

@@ -19,6 +19,7 @@ from mutations import mutate_bytes, rounds
 from transport_cycles import ADDR, LIMIT_S, SPECS, in_thread, listen_all, open_all, receive_all, send
 from waiting import until
 
+from pipeedge.base.backpressure import LINK_WINDOW
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
@@ -41,7 +42,6 @@ from pipeedge.transport.tcp_hello import (
     pack_answer,
     read_answer,
 )
-from pipeedge.transport.tcp_sending import WINDOW
 from pipeedge.transport.wires import Connections
 
 LINK = Link(3, 5, SPECS)
@@ -117,7 +117,7 @@ def test_a_packet_is_forwarded_from_the_memory_that_received_it(pair: Pair) -> N
         assert returned is not None
         assert returned.payload[0].tolist() == [[float(number)] * 3] * 2
         returned.lease.release()
-    assert len(used) <= WINDOW + 1  # each is given back when it has been sent
+    assert len(used) <= LINK_WINDOW + 1  # each is given back when it has been sent
 
 
 def test_a_reserved_payload_is_sent_from_where_it_was_computed(pair: Pair) -> None:
@@ -137,14 +137,14 @@ def test_a_sender_is_never_further_ahead_than_its_window(pair: Pair) -> None:
     posted = threading.Semaphore(0)
 
     def feed() -> None:
-        for number in range(3 * WINDOW):
+        for number in range(3 * LINK_WINDOW):
             sender.post(Packet(number, 2, (torch.ones(2, 3),)))
             posted.release()
 
     fed = in_thread(feed)
-    for _ in range(WINDOW):
+    for _ in range(LINK_WINDOW):
         assert posted.acquire(timeout=LIMIT_S)
-    for number in range(2 * WINDOW):
+    for number in range(2 * LINK_WINDOW):
         assert not posted.acquire(timeout=0.01)  # the receiver has taken none that is not answered by one
         packet = receiver.receive()
         assert packet is not None
@@ -165,10 +165,10 @@ def test_a_receipt_covers_the_time_on_the_link_and_not_the_wait_for_the_stage(pa
     link = Link(3, 5, SPECS, receipts=True)
     receiver, sender = pair[1].receiver(link), pair[0].sender(link)
     running = in_thread(receiver.run)
-    shipments = send(sender, WINDOW)  # nobody receives, but all arrive
+    shipments = send(sender, LINK_WINDOW)  # nobody receives, but all arrive
     assert all(shipment.receipt().apart_s >= 0 for shipment in shipments)
     fed = in_thread(sender.finish)
-    assert receive_all(receiver) == [float(number) for number in range(WINDOW)]
+    assert receive_all(receiver) == [float(number) for number in range(LINK_WINDOW)]
     fed.result(LIMIT_S)
     running.result(LIMIT_S)
 
@@ -190,7 +190,7 @@ def test_a_peer_that_leaves_is_named_to_whoever_waits_for_it(pair: Pair) -> None
 
 def test_a_sender_whose_peer_has_left_names_it(pair: Pair) -> None:
     receiver, sender = pair[1].receiver(LINK), pair[0].sender(LINK)
-    waiting = in_thread(lambda: send(sender, 2 * WINDOW))
+    waiting = in_thread(lambda: send(sender, 2 * LINK_WINDOW))
     assert receiver.receive() is not None
     pair[1].abort()
     error = waiting.exception(LIMIT_S)

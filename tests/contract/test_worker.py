@@ -13,7 +13,7 @@ import torch
 from clock import Clock
 from waiting import until
 
-from pipeedge.base.crew import Crew
+from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
 from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
@@ -21,7 +21,6 @@ from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous
-from pipeedge.transport.channel import Closed
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
 
 LIMIT_S = 10.0

@@ -14,10 +14,10 @@ from shipped_model import CPU, DIGITS, heldout, through
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.data import open_input
+from pipeedge.data.agreement import outputs_by_block
 from pipeedge.models.weights.download import convert
 from pipeedge.plan.spec_files import load_device_types, load_models
 from pipeedge.profile.result_files import load_results
-from pipeedge.report.agreement import outputs_by_block
 from pipeedge.request.files import InputRequest
 
 COMMON = ("-m", "vit-digits", "-b", "360", "-u", "8", "--report", "r.json", "--output", "o.npz")

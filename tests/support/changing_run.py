@@ -23,8 +23,8 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
+from pipeedge.run.linked_stage import LoadedStage
 from pipeedge.run.main import main
-from pipeedge.run.stage_part import LoadedStage
 
 FIRST, SECOND = ((1, 4, 0), (5, 16, 2)), ((1, 8, 1), (9, 16, 2))
 """First and last layer, and rank, of each stage of the new plans."""
@@ -38,15 +38,15 @@ def _changing(self: Ledger, epoch: int, window: int) -> None:
     _begun.set()
 
 
-def _waiting(self: Ledger) -> bool:
+def _waiting(self: Ledger) -> int | None:
     global _fed
     if _fed == 20:
         _begun.wait()
     if _fed == 40:
         _over.wait()
-    goes_on = _wait_for_room(self)
-    _fed += goes_on
-    return goes_on
+    number = _wait_for_room(self)
+    _fed += number is not None
+    return number
 
 
 def _stages_in_memory() -> int:

@@ -6,6 +6,7 @@ where the product takes its parts from: ``HubParts``, and the arguments of ``Tur
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -441,8 +442,9 @@ class ReportsNoLink(EpochMember):
 
 class SkipsOneInNewEpoch(Ledger):
     def restart(self, epoch: int, window: int) -> None:
+        again = bool(self._entries)
         super().restart(epoch, window)
-        self._next += bool(self._entries)
+        self._next += again
 
 
 class DoesNotFeedAgain(Ledger):
@@ -472,15 +474,15 @@ class WritesOldResults(Ledger):
 class FeedsAgainWhenChanged(Ledger):
     """Feeds the new epoch what the one before will write."""
 
-    def _hand_over(self, group: Any) -> None:
+    def _hand_over(self) -> None:
         self._next = self._written if self._successor is not None else self._next
-        super()._hand_over(group)
+        super()._hand_over()
 
 
 class SkipsOneWhenChanged(Ledger):
-    def _hand_over(self, group: Any) -> None:
+    def _hand_over(self) -> None:
         self._next += self._successor is not None
-        super()._hand_over(group)
+        super()._hand_over()
 
 
 class DropsWhatTheFormerEpochHas(Ledger):
@@ -508,6 +510,31 @@ class RemembersTheChangeAfterAFailure(Ledger):
             self._first = first
 
 
+class LosesRequestsThatAreUnderWay(Ledger):
+    """Feeds again what the source can read again, and nothing else."""
+
+    def restart(self, epoch: int, window: int) -> None:
+        kept = list(self._to_feed)
+        super().restart(epoch, window)
+        self._to_feed = deque(kept)
+
+
+class LosesTheRequestThatHadNoRoom(Ledger):
+    """Keeps a group only once it is fed, though the epoch may end while the link is full."""
+
+    def restart(self, epoch: int, window: int) -> None:
+        held = len(self._to_feed)
+        super().restart(epoch, window)
+        for _ in range(held):
+            self._to_feed.pop()
+
+
+class FeedsRequestsAgainInAnotherOrder(Ledger):
+    def restart(self, epoch: int, window: int) -> None:
+        super().restart(epoch, window)
+        self._to_feed.reverse()
+
+
 class HasNoWindow(Ledger):
     def next_number(self) -> int | None:
         return None if self._next == self._count else self._next
@@ -521,16 +548,17 @@ class IsCompleteWhenAllIsFed(Ledger):
 
 _RARE: Mapping[str, int] = {
     "StopsWhatRunsForWhatIsPrepared": 78,
-    "RunsOnWithoutAParticipantOfTheNext": 420,
+    "RunsOnWithoutAParticipantOfTheNext": 1960,
     "IgnoresCompleteWhileStopping": 245,
     "GoesOnWithoutDataRank": 415,
     "EndsThoughOneHasJoined": 200,
-    "DismissesTheEndThatMustStay": 1475,
+    "DismissesTheEndThatMustStay": 2675,
     "EndsIfTheFirstPlanIsOvertaken": 130,
     "ForgetsClaims": 190,
     "TrustsFactsThatWereNotCompared": 80,
     "HearsNoSilence": 120,
-    "DoesNotSeeThatItMoves": 70,
+    "DoesNotSeeThatItMoves": 1840,
+    "ReportsNoLink": 285,
     "RunsBeforeItIsTold": 105,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""

@@ -234,10 +234,10 @@ class Turn:
         if not self.is_data:
             return
         before, ledger = self.before, self.process.ledger
-        self.input = before.input if before is not None else Input(self, ledger.position or 0)
+        self.input = before.input if before is not None else self.process.open_input(self, ledger.position)
         takes_over = before is not None
         feeder = Feeder(
-            Feed(self.input, torch.float32, ledger, len(self.plan.stages), takes_over=takes_over),  # type: ignore[arg-type]
+            Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over),  # type: ignore[arg-type]
             OutgoingEnd(self, 0),  # type: ignore[arg-type]
             self.activity,
         )
@@ -275,7 +275,7 @@ class Turn:
 
 
 class Input:
-    """Items as the feeder takes them, from a position on: a ``GroupStream``."""
+    """Items as the feeder takes them, from a position on: an ``ItemStream``."""
 
     fetching = ThreadState.READ
 
@@ -283,35 +283,51 @@ class Input:
         self._turn = turn
         self._position = position
 
-    def wait_for_room(self) -> None:
-        pass
-
-    def wait(self) -> None:
-        pass
-
-    def fit(self, stages: int) -> None:
-        pass
-
-    def take(self) -> Items | None:
+    def next(self, microbatch_size: int) -> Items | None:
         world = self._turn.world
         self._turn.sleep(world.chance.uniform(0.0, 0.05))
         first = self._position
         if first >= ITEMS * world.limits.microbatches:
             return None
-        self._position += ITEMS
-        return Items(tuple(range(first, first + ITEMS)))
+        self._position += microbatch_size
+        return Items(tuple(range(first, first + microbatch_size)))
+
+
+class Requests(Input):
+    """Items that can be taken once, in whatever epoch, as those of requests."""
+
+    fetching = ThreadState.IDLE
+
+    def next(self, microbatch_size: int) -> Items | None:
+        world = self._turn.world
+        self._turn.sleep(world.chance.uniform(0.0, 0.05))
+        if self._turn.stopped:
+            raise Closed
+        taken = world.taken
+        if taken >= ITEMS * world.limits.microbatches:
+            return None
+        world.taken += microbatch_size
+        return AskedItems(tuple(range(taken, taken + microbatch_size)))
 
 
 class Items:
     """Items of one microbatch: a ``Group``."""
 
     specs = ()
+    can_be_read_again = True
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = numbers
 
     def collate(self, payload: object) -> Microbatch:
-        return Microbatch((), (None,) * ITEMS, ("",) * ITEMS, self._numbers)
+        origin: Any = None if self.can_be_read_again else self
+        return Microbatch((), (None,) * ITEMS, ("",) * ITEMS, self._numbers, origin=origin)
+
+
+class AskedItems(Items):
+    """Items of requests that travel together."""
+
+    can_be_read_again = False
 
 
 class OutgoingEnd:
@@ -415,6 +431,10 @@ class RankShell:
         self._ended_epochs: set[int] = set()
         self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.hub_heard_at = self.began_at = world.now
+
+    def open_input(self, turn: Turn, position: int | None) -> Input:
+        """Return the input of an epoch: a file, which is read again, or requests."""
+        return Requests(turn, 0) if self.world.limits.endless else Input(turn, position or 0)
 
     @property
     def active(self) -> set[int]:

@@ -72,6 +72,8 @@ class Limits:
     """Number of the microbatch that no stage can compute."""
     hangs: bool
     """Whether a stage may take very long for a microbatch."""
+    endless: bool = False
+    """Whether the items are requests, which can be taken once, rather than a file."""
 
 
 @dataclass
@@ -140,6 +142,8 @@ class World:
         """Largest number of microbatches under way in the epoch that the data rank runs."""
         self.rows: list[int] = []
         """Numbers of the microbatches in the output."""
+        self.taken = 0
+        """Number of items of requests that were taken."""
         self.failovers = self.switches = self.drops = 0
         self.poisoned = 0
         """Number of processes that have failed because of one microbatch."""
@@ -170,6 +174,7 @@ class World:
             ambushes=chance.random() < 0.5,
             poison=chance.randrange(microbatches) if chance.random() < 0.05 else None,
             hangs=chance.random() < 0.2,
+            endless=chance.random() < 0.3,
         )
 
     @property

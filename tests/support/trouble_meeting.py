@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import psutil
 from ports import free_port
+from rich.console import Console
 from trouble import DIGITS, Cases, Patch, Play, beside, raising, refused, start
 
 from pipeedge.control import hub_address
@@ -82,8 +83,8 @@ def begins_without_rank_1(left_out: Failure) -> str:
     said: list[str] = []
     line = "0 2 -c tcp -m vit-digits -pt 1,8,9,16"
     asked = parse_runtime(line.split(), Environment()).request
-    me = cast(Any, SimpleNamespace())
-    own = context.RankContext(asked, DIGITS, me, said.append, me, me)
+    transports = cast(Any, SimpleNamespace())
+    own = context.RankContext(asked, DIGITS, context.Program(Console, said.append), transports)
     told = rank_facts(asked, DIGITS, weights="w", items=3, max_tokens=None)
     Decider(own, left_out=lambda: {1: left_out}).decide({0: told})
     return said[0]

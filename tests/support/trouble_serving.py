@@ -19,7 +19,8 @@ from ports import free_port
 from trouble import DIGITS, Cases, Patch, Provoke, refused, start
 
 from pipeedge import Pipeline
-from pipeedge.data import Microbatch
+from pipeedge.base.payload import TensorSpec
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.serve import gate
@@ -29,7 +30,6 @@ from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.bodies import InferBody, PredictBody, decode_body
 from pipeedge.serve.gate import GateLimits, read_keys
 from pipeedge.serve.http_ends import HttpEnds
-from pipeedge.serve.pipeline_state import PipelineState
 from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
 from pipeedge.serve.routes import Routes
@@ -268,8 +268,7 @@ def _expired(patch: Patch) -> str:
     pending = queue.submit([item(served)], timeout_s=1)
     clock.now = 2
     queue.drain()
-    stream = queue.stream(1)
-    stream.wait()
+    queue.stream().next(1)
     return refused(lambda: pending[0])
 
 
@@ -284,8 +283,11 @@ def _ending(patch: Patch) -> str:
 def _not_finite(patch: Patch) -> str:
     served = service()
     pending = served.queue.submit([item(served)])
-    served.queue.stream(8).wait()
-    served.queue.write(0, torch.full((1, 10), torch.nan), Microbatch((), (None,), ("input",), (0,)))
+    group = served.queue.stream().next(8)
+    assert group is not None
+    served.queue.write(
+        0, torch.full((1, 10), torch.nan), group.collate(tuple(map(TensorSpec.empty, group.specs)))
+    )
     return refused(lambda: pending[0])
 
 

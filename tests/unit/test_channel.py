@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeedge.transport.channel import Channel, Closed
+from pipeedge.base.channel import Channel
+from pipeedge.base.crew import Closed
 
 LIMIT_S = 60.0
 

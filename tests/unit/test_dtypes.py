@@ -22,6 +22,7 @@ from pipeedge.base.errors import RequestError, ScheduleError, SpecError, Weights
 from pipeedge.base.fields import decode, encode
 from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.data import Microbatch, open_input
+from pipeedge.data.agreement import Outputs, agreement, joined, outputs_by_block
 from pipeedge.models import find_model
 from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
 from pipeedge.models.int8 import Int8Linear, quantize_rows
@@ -40,7 +41,6 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.schedule_files import format_schedule, load_schedule
 from pipeedge.profile.options import parse_profiler
-from pipeedge.report.agreement import Outputs, agreement, joined, outputs_by_block, without_padding
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import InputRequest
 from pipeedge.request.options import parse_runtime
@@ -466,7 +466,8 @@ def test_items_agree_if_all_their_tokens_do_and_padding_does_not_count() -> None
 
     def whole(parts: list[torch.Tensor]) -> Outputs:
         return Outputs(
-            (0, 1, 2), joined([without_padding(*each) for each in zip(parts, batches, strict=True)])
+            (0, 1, 2),
+            joined([batch.without_padding(part) for part, batch in zip(parts, batches, strict=True)]),
         )
 
     result = agreement(whole(found), whole(exact), classes=True)

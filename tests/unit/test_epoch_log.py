@@ -9,15 +9,17 @@ import pytest
 
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.data.source import Microbatch
+from pipeedge.observe.pipeline_state import EpochState, PipelineState
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.progress import DataProgress
-from pipeedge.serve.pipeline_state import EpochState, PipelineState
 
 SCHEDULE = Schedule((StagePlan(LayerRange(0, 4), 0, "a", 0, "float32"),))
 FORETOLD = SimpleNamespace(throughput_items_per_s=40.0)
-FIRST: Any = SimpleNamespace(schedule=SCHEDULE, cause="", lost=(), goes_on=True, prediction=FORETOLD)
+FIRST: Any = SimpleNamespace(
+    items=64, schedule=SCHEDULE, cause="", lost=(), goes_on=True, prediction=FORETOLD
+)
 BETTER: Any = SimpleNamespace(
-    schedule=SCHEDULE, cause="host b is twice as slow", lost=(), goes_on=True, prediction=None
+    items=64, schedule=SCHEDULE, cause="host b is twice as slow", lost=(), goes_on=True, prediction=None
 )
 
 

@@ -376,7 +376,7 @@ def feed(ledger: Ledger, *numbers: int) -> None:
 def cut(ledger: Ledger, epoch: int, window: int) -> int | None:
     """Let a feeder hand over to that of ``epoch``; return the lowest number that this one feeds."""
     ledger.change(epoch, window)
-    ledger.hand_over(None)  # type: ignore[arg-type]  # nothing was read ahead
+    ledger.hand_over()
     return ledger.first_of_next
 
 

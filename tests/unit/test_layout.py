@@ -15,9 +15,9 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording interrupt crew machine heap lazy_exports pacing deferred_imports shapes payload errors
-           archive fields files json_file json_types schedule streams yamlfile yamledit program
-           guard console
+base       wording backpressure interrupt crew channel machine heap lazy_exports pacing
+           deferred_imports shapes payload errors archive fields files json_file json_types
+           schedule streams yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys http_options config profiled
            options
 models     pooling architecture hub_config shapes weights.names family families.bert
@@ -34,29 +34,29 @@ models     pooling architecture hub_config shapes weights.names family families.
            shard weights.fill weights.writing model weights.http_transfer weights.pickled
            weights.download
 compress   sizes policies clamping adaptation transform codec wire link
-transport  place base channel frame leases lifecycle interfaces membership new_key loopback
+transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
 control    clocks failures liveness load_deadline messages announcement roster attempts
            changing epochs epoch_member turns admission telemetry losses plans rank_watch
            rank_messages supervision rules wire
            connection callers hub hub_address uplink hub_client forms session
-observe    metrics live timeline energy records lanes assembly trace monitoring
+observe    metrics live timeline energy records lanes assembly trace monitoring pipeline_state
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
            link_speed prediction simulation after_loss scheduler dtype_choice joint_choice
            facts planning schedule_choice conditions change_detection switch_memory host_order
            live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
-           read_ahead ends arrays companions images text imagenet cola defaults opening
-           protected_files fingerprint
-report     agreement document saved charts gantt plan_changes run_report bottleneck comparison
+           ends arrays companions images text imagenet cola defaults opening
+           protected_files fingerprint agreement
+report     document saved charts gantt plan_changes run_report bottleneck comparison
            render main __main__
 serve      batching answers preparing pending in_flight backlog requests queued_model
-           pipeline_state figures bodies description reference tensors zero_shot uploads
+           figures bodies description reference tensors zero_shot uploads
            replies gate asking routes inference pages application http_server http_ends
-run        activity worker stage ledger progress run_input held_out feed_collect context links
-           stage_part resuming data_part rank_parts loading replanning decision live_planning
+run        activity worker stage ledger progress held_out feed_collect context links
+           linked_stage resuming data_flow composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting
@@ -121,6 +121,7 @@ PURE = (
     "control.liveness",
     "control.load_deadline",
     "control.messages",
+    "base.backpressure",
     "base.wording",
     "base.errors",
     "base.fields",

@@ -9,9 +9,9 @@ from clock import Clock
 from pipeedge.base.fields import LongLine
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.liveness import StageWork
+from pipeedge.observe.pipeline_state import EpochState, PipelineState
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.in_flight import QueueState
-from pipeedge.serve.pipeline_state import EpochState, PipelineState
 
 TWO = Schedule((StagePlan(LayerRange(0, 4), 0), StagePlan(LayerRange(4, 16), 2)))
 NOTHING = QueueState(0, 0, 0, 0, 0, 0, 0, 0, 0)

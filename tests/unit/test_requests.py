@@ -16,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import LIMIT_S, until
 
+from pipeedge.base.backpressure import window
 from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.payload import TensorSpec
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group
+from pipeedge.run.ledger import Ledger
 from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.pending import EndedError, PendingAnswers
 from pipeedge.serve.requests import ExpiredError, QueueFullError, RequestQueue
@@ -44,10 +47,8 @@ def answer(
     queue.write(number, values, batch)
 
 
-def take(queue: RequestQueue, stages: int = 4) -> Group:
-    stream = queue.stream(3, stages=stages)
-    stream.wait()
-    group = stream.take()
+def take(queue: RequestQueue) -> Group:
+    group = queue.stream().next(3)
     assert group is not None
     return group
 
@@ -58,11 +59,8 @@ def test_every_item_gets_its_own_answer(sizes: list[int]) -> None:
     for request, size in enumerate(sizes):
         pending.append(queue.submit([item(10 * request + place) for place in range(size)]))
     queue.drain()
-    stream, groups = queue.stream(3, stages=99), []
-    stream.wait()
-    while (group := stream.take()) is not None:
-        groups.append(group)
-        stream.wait()
+    stream = queue.stream()
+    groups = list(iter(lambda: stream.next(3), None))
     for group in groups:
         answer(queue, group)
     assert all(each.complete for each in pending)
@@ -78,70 +76,99 @@ def numbers(group: Group | None) -> list[int]:
     return [number for number, _ in group.numbered]
 
 
-def test_a_source_that_is_read_again_repeats_what_has_no_result() -> None:
-    queue = make_queue()
+class Feeding:
+    """The feeder of a pipeline without stages: it takes numbers and groups from the ledger as that wants."""
+
+    def __init__(self, queue: RequestQueue, ledger: Ledger) -> None:
+        self.queue = queue
+        self.ledger = ledger
+        self.fed: list[Group] = []
+        self.crew = Crew()
+        self.stream = queue.stream()
+        self.stream.start(self.crew)
+        self.crew.on_stop(ledger.close)
+        self.crew.start("feed", self._feed)
+
+    def _feed(self) -> None:
+        while (number := self.ledger.wait_for_room()) is not None:
+            group = self.ledger.next_group(lambda: self.stream.next(3))
+            if group is None:
+                return
+            self.ledger.feed(number, group.collate(tuple(map(TensorSpec.empty, group.specs))), 0.0)
+            self.fed.append(group)
+
+    def answer(self) -> None:
+        """Answer the oldest microbatch under way, as a collector does."""
+        number = self.ledger.written
+        taken = self.ledger.take(number, self.ledger._epoch)
+        assert taken is not None
+        batch, _ = taken
+        self.queue.write(number, batch.payload[0][:, :1].float(), batch)
+        self.ledger.wrote(number)
+
+    def stop(self) -> None:
+        self.crew.stop()
+        assert self.crew.join(LIMIT_S)
+
+
+def values(groups: list[Group]) -> list[list[float]]:
+    return [[float(one.tensors[0][0]) for _, one in group.numbered] for group in groups]
+
+
+def test_requests_under_way_are_fed_again_and_answered_once() -> None:
+    """A pipeline fails twice, once before it was fed all again; two items are given up meanwhile."""
+    queue, ledger = make_queue(), Ledger()
     pending = queue.submit([item(value) for value in range(8)])
-    groups = []
-    for position, expected in (
-        (None, [[0, 1, 2], [3, 4, 5]]),
-        (3, [[3, 4, 5], [6, 7]]),
-        (3, [[3, 4, 5], [6, 7]]),
-    ):
-        stream = queue.stream(3, position=position, stages=4)
-        groups = []
-        for _ in expected:
-            stream.wait()
-            groups.append(stream.take())
-        assert [numbers(group) for group in groups] == expected
-        if position is None:
-            answer(queue, groups[0])
-    for group in groups:
-        answer(queue, group)
-    assert [answer.outputs[0] for answer in pending] == list(range(8))
+    ledger.restart(1, 9)
+    feeding = Feeding(queue, ledger)
+    until(lambda: len(feeding.fed) == 3, "all microbatches")
+    feeding.answer()
+    feeding.stop()
+    given_up = queue.submit([item(8)])
+    ledger.restart(2, 1)
+    feeding = Feeding(queue, ledger)
+    until(lambda: len(feeding.fed) == 1, "the one that there is room for")
+    assert (queue.state().answered, queue.state().under_way, queue.state().waiting) == (3, 5, 1)
+    feeding.stop()
+    assert values(feeding.fed) == [[3, 4, 5]]
+    given_up.cancel()
+    ledger.restart(3, 9)
+    feeding = Feeding(queue, ledger)
+    late = queue.submit([item(9)])
+    until(lambda: len(feeding.fed) == 3, "what is fed again, and what came later")
+    assert values(feeding.fed) == [[3, 4, 5], [6, 7], [9]]
+    for _ in range(3):
+        feeding.answer()
+    feeding.stop()
+    assert [answer.outputs[0] for answer in (*pending, *late)] == [*range(8), 9]
+    state = queue.state()
+    assert (state.answered, state.failed, state.under_way, state.microbatches) == (9, 1, 0, 4)
+
+
+def test_request_that_was_taken_but_not_fed_is_not_lost() -> None:
+    """The link to the first stage has no room for it when the pipeline fails."""
+    queue, ledger = make_queue(), Ledger()
+    pending = queue.submit([item(1)])
+    ledger.restart(1, 9)
+    assert ledger.next_group(lambda: queue.stream().next(3)) is not None
+    ledger.restart(2, 9)
+    feeding = Feeding(queue, ledger)
+    until(lambda: len(feeding.fed) == 1, "what was taken")
+    feeding.answer()
+    feeding.stop()
+    assert pending[0].outputs == [1]
 
 
 def test_no_more_microbatches_leave_than_the_stages_need() -> None:
-    queue = make_queue()
+    queue, ledger = make_queue(), Ledger()
     queue.submit([item(value) for value in range(10)])
-    stream, crew, groups = queue.stream(3, stages=1), Crew(), []
-    stream.start(crew)
-
-    def feed() -> None:
-        while True:
-            stream.wait()
-            groups.append(stream.take())
-
-    crew.start("feed", feed)
-    until(lambda: len(groups) == 3, "a full window")
+    ledger.restart(1, window(1, endless=True, goes_on=False))
+    feeding = Feeding(queue, ledger)
+    until(lambda: len(feeding.fed) == 3, "a full window")
     assert queue.state().waiting == 1
-    answer(queue, groups[0])
-    until(lambda: len(groups) == 4, "the microbatch that there is room for")
-    crew.stop()
-    assert crew.wait(LIMIT_S)
-
-
-def test_a_plan_with_more_stages_gets_more_microbatches() -> None:
-    queue = make_queue(max_waiting=30)
-    queue.submit([item(value) for value in range(30)])
-    stream, crew, groups = queue.stream(3, stages=1), Crew(), []
-    stream.start(crew)
-
-    def feed() -> None:
-        while len(groups) < 9:
-            if len(groups) == 3:
-                stream.fit(4)
-            stream.wait()
-            groups.append(stream.take())
-
-    crew.start("feed", feed)
-    assert crew.wait(LIMIT_S)
-    stream.fit(1)
-    answer(queue, groups[0])
-    crew.start("feed", stream.wait)
-    assert not crew.wait(0.05)  # eight are under way still
-    for group in groups[1:7]:
-        answer(queue, group)
-    assert crew.wait(LIMIT_S)
+    feeding.answer()
+    until(lambda: len(feeding.fed) == 4, "the microbatch that there is room for")
+    feeding.stop()
 
 
 def test_a_full_queue_refuses_or_waits() -> None:
@@ -188,13 +215,10 @@ def test_items_that_expire_make_room_for_those_who_wait_for_it() -> None:
 def test_room_is_given_first_come_first_served() -> None:
     queue = make_queue(max_waiting=6)
     queue.submit([item(0) for _ in range(6)])
-    stream, sources = queue.stream(3, stages=9), list[str]()
+    sources = list[str]()
 
     def feed() -> None:
-        stream.wait()
-        group = stream.take()
-        assert group is not None
-        sources.extend(one.source for _, one in group.numbered)
+        sources.extend(one.source for _, one in take(queue).numbered)
 
     submitting = Crew()
     for place, size in enumerate((5, 1, 1, 4), start=1):
@@ -237,9 +261,9 @@ def test_an_item_that_expires_is_answered_though_no_other_comes() -> None:
     queue, crew = make_queue(clock), Crew()
     late = queue.submit([item(1)], timeout_s=7)
     clock.now += 7
-    stream = queue.stream(3)
+    stream = queue.stream()
     stream.start(crew)
-    crew.start("feed", stream.wait)
+    crew.start("feed", lambda: stream.next(3) and None)
     until(lambda: late.complete, "the answer to the item that is too late")
     with pytest.raises(ExpiredError, match="deadline"):
         late[0]
@@ -337,9 +361,8 @@ def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
     queue = make_queue()
     pending = queue.submit([item(value) for value in range(5)])
     with queue:
-        stream = queue.stream(3, stages=4)
-        stream.wait()
-        first = stream.take()
+        stream = queue.stream()
+        first = stream.next(3)
         assert first is not None
         if abandon:
             queue.abandon()
@@ -347,8 +370,7 @@ def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
             queue.drain()
         with pytest.raises(EndedError, match="takes no further"):
             queue.submit([item(1)])
-        stream.wait()
-        second = stream.take()
+        second = stream.next(3)
         answer(queue, first)
         assert [pending[place].outputs[0] for place in range(3)] == [0, 1, 2]
         if abandon:
@@ -358,26 +380,22 @@ def test_a_queue_that_ends_answers_what_is_under_way(abandon: bool) -> None:
         else:
             assert second is not None
             answer(queue, second)
-            stream.wait()
-            assert stream.take() is None
+            assert stream.next(3) is None
             assert pending[4].outputs.tolist() == [4]
 
 
 def test_a_closed_stream_wakes_its_thread() -> None:
     queue, crew = make_queue(), Crew()
-    stream = queue.stream(3)
+    stream = queue.stream()
     stream.start(crew)
     crew.stop()
     with pytest.raises(Closed):
-        stream.wait()
+        stream.next(3)
 
 
-def test_results_of_another_microbatch_are_refused() -> None:
+def test_results_that_nobody_asked_for_are_refused() -> None:
     queue = make_queue()
-    queue.submit([item(value) for value in range(6)])
-    take(queue)
-    second = Group([(3, item(3))])
-    with pytest.raises(PipeEdgeError, match="not due"):
-        answer(queue, second, number=1)
+    with pytest.raises(PipeEdgeError, match="microbatch 1, which nobody asked for"):
+        answer(queue, Group([(3, item(3))]), number=1)
     with pytest.raises(ValueError, match="do not fit 2"):
-        queue.stream(2)
+        queue.stream().next(2)

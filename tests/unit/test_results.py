@@ -25,7 +25,6 @@ from pipeedge.data.results import Accuracy, ResultWriter
 from pipeedge.data.row_formats import ArrayRows, RowFormat
 from pipeedge.data.source import Microbatch
 from pipeedge.data.unfinished import UnfinishedOutput
-from pipeedge.report.agreement import without_padding
 from pipeedge.request.files import STANDARD_OUTPUT
 
 
@@ -128,7 +127,7 @@ class TestTokens:
             np.testing.assert_array_equal(arrays["outputs"], expected)
         lines = written(tmp_path / "o.jsonl", TAGGER, (values, batch)).read_text().splitlines()
         assert [len(json.loads(line)["tokens"]) for line in lines] == [2, 2, 3]
-        assert without_padding(values, batch)[1].tolist() == [[0, 0], [10, 11], [12, 13], [0, 0]]
+        assert batch.without_padding(values)[1].tolist() == [[0, 0], [10, 11], [12, 13], [0, 0]]
 
     def test_a_table_has_no_room_for_tokens(self, tmp_path: Path) -> None:
         with pytest.raises(

@@ -12,15 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT as WINDOW
+from pipeedge.base.backpressure import LINK_WINDOW as QUEUE
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.request.config import TransportRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.transport.base import Link, Packet
-from pipeedge.transport.channel import Closed
 from pipeedge.transport.frame import FrameError, Kind, frame_capacity, write_frame
-from pipeedge.transport.rpc_links import QUEUE, WINDOW, RpcReceiver, RpcSender
+from pipeedge.transport.rpc_links import RpcReceiver, RpcSender
 
 SHAPE = (2, 3)
 LINK = Link(1, 0, (TensorSpec(SHAPE, torch.float32),))

@@ -1,4 +1,4 @@
-"""A stage between its links, as one part of a rank.
+"""A stage between its links.
 
 link n ──> Incoming ──> [compute] StageLoop: decode, compute, encode ──> Outgoing ──> link n + 1
                                                                             └──> [watch] times the link
@@ -19,7 +19,6 @@ from pipeedge.base.machine import peak_rss_mb
 from pipeedge.base.schedule import StagePlan
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Decided, make_policy
-from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.models.shard import Shard
 from pipeedge.observe.lanes import STAGE, Lane, LinkLane
@@ -28,12 +27,12 @@ from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
-from pipeedge.run.activity import Activity
+from pipeedge.run.context import EpochContext
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode, Stage
 from pipeedge.run.worker import Outgoing, StageLoop, StageSteps
 
-__all__ = ["LoadedStage", "StageBits", "StagePart", "make_decoder", "make_stage_bits", "make_stage_part"]
+__all__ = ["LinkedStage", "LoadedStage", "StageBits", "link_stage", "make_decoder"]
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,18 @@ StageBits = AdaptiveBits | FixedBits | None
 """Bit width policy for the output of a stage, or None if it is not encoded."""
 
 
-def make_stage_bits(
-    plan: Plan, model: Model, stage: int, slowest_s: Callable[[], float], tell: Callable[[str], None]
-) -> StageBits:
-    """Return the bit width policy for the output of ``stage``.
-
-    Args:
-        plan: Plan of the run.
-        model: The model, which sets the sizes of the payloads.
-        stage: Number of the stage.
-        slowest_s: Returns the seconds that the slowest stage spends on a microbatch.
-        tell: Called with a line when the bits change.
-    """
-    bits, compression = plan.schedule.stages[stage].quant_bits, plan.compression
+def _stage_bits(epoch: EpochContext, stage: int, slowest_s: Callable[[], float]) -> StageBits:
+    """Return the bit width policy for the output of ``stage``."""
+    plan, compression = epoch.plan, epoch.plan.compression
+    bits = plan.schedule.stages[stage].quant_bits
     if compression.adaptive is None or not plan.adapts(stage):
         return FixedBits(bits) if bits else None
     policy, target = compression.adaptive, compression.send_constraint or 0.0
-    sizes = plan.sizes(model, stage)
+    sizes = plan.sizes(epoch.rank.model, stage)
+
+    def tell(line: str) -> None:
+        epoch.rank.warn(f"stage {stage}: {line}")
+
     return AdaptiveBits(
         lambda sizes: make_policy(policy, sizes, target),
         sizes,
@@ -92,7 +86,7 @@ def make_decoder(plan: Plan, stage: int) -> Decode | None:
 
 
 @dataclass(frozen=True)
-class StagePart:
+class LinkedStage:
     """A stage with the threads that run it. It outlasts them for its figures, and its weights do not."""
 
     number: int
@@ -155,26 +149,26 @@ class StagePart:
         )
 
 
-def make_stage_part(
+def link_stage(
     stage: LoadedStage,
-    plan: Plan,
+    epoch: EpochContext,
     ends: LinkEnds,
-    bits: StageBits,
-    activity: Activity,
+    slowest_s: Callable[[], float],
     monitor: Monitor,
-    before: StagePart | None = None,
-) -> StagePart:
+    before: LinkedStage | None = None,
+) -> LinkedStage:
     """Join a loaded stage to its links.
 
     Args:
         stage: The stage.
-        plan: Plan of the run.
+        epoch: This rank in the epoch.
         ends: Links of this rank.
-        bits: Bit width policy of its output.
-        activity: Activity of this rank.
+        slowest_s: Returns the seconds that the slowest stage spends on a microbatch.
         monitor: Takes a sample of each microbatch, if anybody wants them.
-        before: The part that this rank has in the plan before, while that still runs.
+        before: The stage that this rank has in the epoch before, while that still runs.
     """
+    plan, activity = epoch.plan, epoch.activity
+    bits = _stage_bits(epoch, stage.number, slowest_s)
     number = stage.number
     decode = make_decoder(plan, number - 1) if number else None
     layers = len(plan.schedule.stages[number].layers)
@@ -205,7 +199,7 @@ def make_stage_part(
     loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
     activity.stage(loop.work)
     after = None if before is None else before.loop.ended
-    return StagePart(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)
+    return LinkedStage(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)
 
 
 def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:

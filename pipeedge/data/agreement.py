@@ -21,7 +21,7 @@ from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import count, figure
 from pipeedge.compress.link import LinkDecoder, LinkEncoder
-from pipeedge.data import InputSource, Microbatch
+from pipeedge.data.source import InputSource, Microbatch
 from pipeedge.models import Model
 from pipeedge.models.dtypes import dtype_name, find_dtype
 from pipeedge.request.scheduling import CompressionRequest
@@ -33,7 +33,6 @@ __all__ = [
     "joined",
     "outputs_by_block",
     "outputs_of_schedule",
-    "without_padding",
 ]
 
 SAME_DIRECTION = 0.99
@@ -197,7 +196,7 @@ def outputs_of_schedule(
             progress(layers.stop / model.n_layers)
         if stage.quant_bits:
             payloads = _through_link(payloads, stage.quant_bits, compression or CompressionRequest())
-    outputs = [without_padding(found, batch) for (found,), batch in zip(payloads, batches, strict=True)]
+    outputs = [batch.without_padding(found) for (found,), batch in zip(payloads, batches, strict=True)]
     return Outputs(tuple(numbers), joined(outputs))
 
 
@@ -208,19 +207,6 @@ def _through_link(payloads: Sequence[Payload], bits: int, compression: Compressi
     )
     decoder = LinkDecoder()
     return [decoder.decode(encoder.encode(payload, bits)) for payload in payloads]
-
-
-def without_padding(outputs: torch.Tensor, batch: Microbatch) -> torch.Tensor:
-    """Return outputs [items, tokens, ...] with zeros for padding; those of whole items as they are.
-
-    Args:
-        outputs: Outputs of a microbatch.
-        batch: The microbatch.
-    """
-    if batch.tokens is None or outputs.dim() < 3:
-        return outputs
-    padding = ~batch.token_mask(outputs.shape[1])
-    return outputs.masked_fill(padding[:, :, None], 0.0)
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

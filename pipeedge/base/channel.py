@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from pipeedge.base.crew import Closed
 
-__all__ = ["Channel", "Closed"]
+__all__ = ["Channel"]
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The data rank's part: the input, the first and the last link, and the results.
+"""The flow of data on the data rank: the input, the first and the last link, and the results.
 
 source ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
                                           └──> [watch] times the link
@@ -17,7 +17,8 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.data import DataEnds, DataSetSource, open_run_input
+from pipeedge.data import DataEnds, ItemStream, open_run_input
+from pipeedge.data.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -26,20 +27,17 @@ from pipeedge.observe.lanes import COLLECT, FEED, Lane, LinkLane
 from pipeedge.observe.monitoring import Monitor, output_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, LaneKind
-from pipeedge.plan.planning import Plan
-from pipeedge.report.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.request.config import RunRequest
-from pipeedge.run.context import RankContext
+from pipeedge.run.context import EpochContext
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.held_out import open_held_out
+from pipeedge.run.linked_stage import make_decoder
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
 from pipeedge.run.resuming import find_rows, request_dependencies
-from pipeedge.run.run_input import RunInput
-from pipeedge.run.stage_part import make_decoder
 from pipeedge.run.worker import Outgoing
 
-__all__ = ["DataPart", "make_data_part", "open_data_ends"]
+__all__ = ["DataFlow", "make_data_flow", "open_data_ends"]
 
 
 def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFile]) -> DataEnds:
@@ -73,14 +71,14 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
         compared = source.first(output.check_items)
     if results is None or request.prints_results:
         writer = ResultWriter(results, model, None)
-        return DataEnds(DataSetSource(source), writer, compared, replaced, held_out=held_out)
+        return DataEnds(source, writer, compared, replaced, held_out=held_out)
     found, note = find_rows(results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
     writer = ResultWriter(results, model, None, depends_on, found)
     if found is not None:
         source = source.rest(found.position)
     notes = () if note is None else (note,)
-    return DataEnds(DataSetSource(source), writer, compared, replaced, notes, held_out=held_out)
+    return DataEnds(source, writer, compared, replaced, notes, held_out=held_out)
 
 
 @contextmanager
@@ -93,14 +91,14 @@ def _naming(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class DataPart:
+class DataFlow:
     """Input and results, with the threads that move data between them and the pipeline."""
 
     ends: DataEnds
     progress: DataProgress
     """Items of it that are under way, and those that are done."""
-    stream: RunInput
-    """Input as it is read."""
+    stream: ItemStream
+    """Input as it is read, which outlasts a plan that is replaced by a better one."""
     feeder: Feeder
     outgoing: Outgoing
     collector: Collector
@@ -139,58 +137,52 @@ class DataPart:
         return agreement(found, exact, classes=model.output_kind != "vector")
 
 
-def make_data_part(
+def make_data_flow(
     data: DataEnds,
     progress: DataProgress,
-    plan: Plan,
-    context: RankContext,
+    epoch: EpochContext,
     ends: LinkEnds,
     monitor: Monitor,
-    *,
-    epoch: int = 0,
-    before: DataPart | None = None,
-) -> DataPart:
+    before: DataFlow | None = None,
+) -> DataFlow:
     """Join input and results to the first and the last link.
 
     Args:
         data: Input and results of the run.
         progress: What of it is under way, and what is done.
-        plan: Plan of the run.
-        context: This rank.
+        epoch: This rank in the epoch.
         ends: Links of this rank.
         monitor: Takes a sample of each microbatch, if anybody wants them.
-        epoch: Number of the plan, in a run that has several.
-        before: The part in the plan before, while that still runs; its input goes on.
+        before: The flow of the epoch before, while that still runs; its input goes on.
     """
+    plan, activity = epoch.plan, epoch.activity
     end = ends.outgoing(0)
     link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
-    outgoing = Outgoing(end, context.activity, lane=link)
-    position, stages = progress.ledger.position, len(plan.schedule.stages)
+    outgoing = Outgoing(end, activity, lane=link)
     if before is not None:
         stream = before.stream
     else:
-        size, rows = plan.microbatch_size, plan.record_rows
-        stream = RunInput(data.source.stream(size, position=position, rows=rows, stages=stages))
+        stream = data.source.stream(position=progress.ledger.position, rows=plan.record_rows)
     dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
-    feed = Feed(stream, dtype, progress.ledger, stages, takes_over=before is not None)
+    feed = Feed(stream, plan.microbatch_size, dtype, progress.ledger, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
-    feeder = Feeder(feed, outgoing, context.activity, feed_lane)
-    context.activity.feeder(lambda: feeder.is_idle)
+    feeder = Feeder(feed, outgoing, activity, feed_lane)
+    activity.feeder(lambda: feeder.is_idle)
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(
         feeder,
         ends.incoming(-1),
         Collection(
             data.sink,
-            context.model.output_kind == "logits",
+            epoch.rank.model.output_kind == "logits",
             make_decoder(plan, -1),
             keep_items=0 if data.compared is None else len(data.compared),
             collected=progress.collected,
-            epoch=epoch,
+            epoch=epoch.number,
         ),
         Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
     )
-    return DataPart(data, progress, stream, feeder, outgoing, collector, link)
+    return DataFlow(data, progress, stream, feeder, outgoing, collector, link)
 
 
 class _OutputObserver:

@@ -1,0 +1,100 @@
+"""What a rank consists of while the microbatches of an epoch flow.
+
+Composition ─┬─ LinkedStage  on a rank of the schedule: the loop, its outgoing link, its bits
+             ├─ DataFlow     on the data rank: feeder, collector, their links and files
+             ├─ LinkEnds     links between these and to other ranks, over the transport
+             └─ Monitor      samples and energy, if anybody wants them
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeedge.control.hub_client import HubClient
+from pipeedge.observe.energy import EnergyMeter, open_source
+from pipeedge.observe.monitoring import DATA_KEYS, STAGE_KEYS, CsvFiles, Exporter, Monitor, Sink
+from pipeedge.plan.planning import Plan
+from pipeedge.run.context import EpochContext, Prepared, RankContext
+from pipeedge.run.linked_stage import LinkedStage, LoadedStage, link_stage
+from pipeedge.run.links import LinkEnds
+
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.run.data_flow import DataFlow
+
+__all__ = ["Composition", "compose", "open_monitor"]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The parts of a rank in one epoch."""
+
+    ends: LinkEnds
+    monitor: Monitor
+    stage: LinkedStage | None
+    """The stage of this rank, if the plan gives it one."""
+    data: DataFlow | None
+    """Input and results, on the data rank."""
+
+    @property
+    def all(self) -> tuple[DataFlow | LinkedStage, ...]:
+        """The parts that there are."""
+        return tuple(part for part in (self.data, self.stage) if part is not None)
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches that have passed here."""
+        lanes = [self.data.collector.lane] if self.data is not None else []
+        lanes += [self.stage.loop.lane] if self.stage is not None else []
+        return max((lane.microbatches for lane in lanes), default=0)
+
+
+def compose(
+    epoch: EpochContext,
+    member: HubClient,
+    prepared: Prepared,
+    stage: LoadedStage | None,
+    monitor: Monitor,
+    before: Composition | None,
+) -> Composition:
+    """Join the stage, and the input and results, of this rank to its links.
+
+    Args:
+        epoch: This rank in the epoch.
+        member: Connection to the hub, which knows the slowest stage.
+        prepared: What this rank has opened.
+        stage: Stage of this rank, or None.
+        monitor: Takes a sample of each microbatch, if anybody wants them.
+        before: The parts of this rank in the epoch before, while that still runs.
+    """
+    rank, plan = epoch.rank, epoch.plan
+    stage_before, data_before = (None, None) if before is None else (before.stage, before.data)
+    ends = LinkEnds(rank.rank, plan.links(rank.model), epoch.transport, epoch.activity, epoch.crew)
+    linked = data = None
+    if stage is not None:
+        linked = link_stage(stage, epoch, ends, lambda: member.slowest_stage_s, monitor, stage_before)
+    if prepared.data is not None and prepared.progress is not None:
+        from pipeedge.run.data_flow import make_data_flow
+
+        data = make_data_flow(prepared.data, prepared.progress, epoch, ends, monitor, data_before)
+    return Composition(ends, monitor, linked, data)
+
+
+def open_monitor(context: RankContext, plan: Plan, exporter: Exporter | None) -> Monitor:
+    """Open what takes the samples of this rank, from the beginning of the run to its end.
+
+    Args:
+        context: This rank.
+        plan: The first plan that gives this rank a part.
+        exporter: Server of the metrics, or None.
+    """
+    metrics = context.request.metrics
+    sinks: list[Sink] = [] if exporter is None else [exporter]
+    if metrics.directory is not None:
+        keys: tuple[str, ...] = DATA_KEYS if context.rank == plan.data_rank else ()
+        if plan.goes_on or plan.schedule.stage_of(context.rank) is not None:
+            keys += STAGE_KEYS
+        sinks.append(CsvFiles(metrics.directory, metrics.csv_file_mode, context.rank, keys))
+    meter = EnergyMeter(*open_source())
+    return Monitor(meter, sinks, metrics.window_size, time.perf_counter, context.warn)
