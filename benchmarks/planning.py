@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 import torch
 from joint_beds import run_in_beds
+from pipeedge.plan.joint_choice import choose_together
 
 import pipeedge
 from pipeedge.data import InputSource, open_input
 from pipeedge.models import find_model
 from pipeedge.plan import spec_writing
-from pipeedge.plan.joint_choice import choose_together
 from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.plan.scheduler import SchedulerRequest
 from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec

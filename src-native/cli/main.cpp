@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "../core/conditions.hpp"
 #include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
@@ -65,17 +64,6 @@ std::size_t room_on_standard_error() {
   if (columns > 0) return static_cast<std::size_t>(columns);
   winsize size{};
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
-
-std::string read_standard_input() {
-  std::string text;
-  std::vector<char> chunk(std::size_t{1} << 16);
-  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
-    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
-    text.append(chunk.data(), got);
-  }
-  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
-  return text;
 }
 
 // The files of a request.
@@ -150,8 +138,7 @@ NamedProblem read_request(const CommandLine& line) {
     named.left_out = std::move(assembly.left_out);
     named.warnings = std::move(assembly.warnings);
   } else {
-    named = line.problem == "-" ? read_problem(read_standard_input(), "standard input")
-                                : read_problem(yaml::read_text(line.problem), line.problem);
+    named = read_problem(line.problem);
   }
   named.joint = named.joint || line.joint;
   validate(named.problem);
@@ -160,13 +147,7 @@ NamedProblem read_request(const CommandLine& line) {
 
 // The problem under the conditions of a file, and with the widths that were asked for.
 void apply_options(NamedProblem& named, const CommandLine& line) {
-  if (!line.conditions.empty()) {
-    try {
-      named.problem = with_conditions(named.problem, read_conditions(line.conditions, named.problem));
-    } catch (const std::invalid_argument& error) {
-      throw UsageError(yaml::printable(line.conditions, 400) + ": " + error.what());
-    }
-  }
+  if (!line.conditions.empty()) apply_conditions(named, line.conditions);
   if (named.joint) return;
   named.problem = line.auto_link_bits ? with_all_link_bits(std::move(named.problem))
                                       : with_link_bits(std::move(named.problem), line.link_bits);
@@ -240,9 +221,7 @@ int run(const CommandLine& line, const Messages& messages) {
   apply_options(named, line);
   if (!line.evaluate.empty()) return say(evaluate_plan(named, read_plan(line.evaluate), line), line, messages);
   if (!named.plans.empty()) {
-    std::vector<Answer> answers;
-    for (const GivenPlan& plan : named.plans) answers.push_back(evaluate_plan(named, plan, line));
-    print(reports_json(answers));
+    print(reports_json(evaluate_plans(named, line)));
     return kDone;
   }
   if (line.solver.objective == Objective::kEnergy) require_watts(named.problem, line.problem.empty());

@@ -75,12 +75,15 @@ std::vector<Group> option_groups() {
            {{"--conditions"},
             "FILE",
             "slowness of hosts and links, occupied memory, and the\n"
-            "data rank's own work, where they differ from profiles",
+            "data rank's own work, where they differ from profiles;\n"
+            "the plan that runs, or layers that are loaded; plans\n"
+            "whose costs are asked for; - for standard input",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.conditions = nonempty(n, v); }},
            {{"--evaluate"},
             "FILE",
             "schedule whose costs are asked for, in place of the\n"
-            "best one; use it with --explain or --format json",
+            "best one; use it with --explain or --format json\n"
+            "(- for standard input)",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.evaluate = nonempty(n, v); }},
        }},
       {"Problem",
@@ -173,8 +176,8 @@ std::vector<Group> option_groups() {
             "WHICH",
             "throughput: make the slowest stage or link as fast as\n"
             "possible; latency: minimise the time of a microbatch\n"
-            "through the idle pipeline; energy, with --plan auto:\n"
-            "minimise the joules an item, with a throughput of at\n"
+            "through the idle pipeline; energy: minimise the\n"
+            "joules an item, with a throughput of at\n"
             "least --min-throughput [throughput]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "throughput" && v != "latency" && v != "energy") {
@@ -375,8 +378,13 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (!of_search.empty())
       throw UsageError(of_search + " and --evaluate: the schedule is given; leave one of them out");
   }
-  if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
-    throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");
+  if (line.auto_link_bits && line.solver.objective != Objective::kThroughput) {
+    throw UsageError(
+        "--link-bits auto: fewer bits are always better for latency, and never worse for energy; give a "
+        "number, or --plan auto with --batch-sizes and --dtypes, which limits what they lose");
+  }
+  if ((line.problem == "-") + (line.conditions == "-") + (line.evaluate == "-") > 1) {
+    throw UsageError("--problem, --conditions and --evaluate: only one of them can be standard input");
   }
   return line;
 }

@@ -1,11 +1,13 @@
 #include "problem_json.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
 #include "../yaml/wording.hpp"
+#include "options.hpp"
 
 namespace pipeedge::cli {
 namespace {
@@ -13,6 +15,24 @@ namespace {
 using yaml::View;
 
 constexpr double kLargestInProblem = 1e21;  // the largest number of MB in a YAML file, in bytes
+
+std::string read_standard_input() {
+  std::string text;
+  std::vector<char> chunk(std::size_t{1} << 16);
+  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
+    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
+    text.append(chunk.data(), got);
+  }
+  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
+  return text;
+}
+
+std::string name_of(const std::string& file) { return file == "-" ? "standard input" : file; }
+
+// `largest`: the largest number that it may contain.
+yaml::Document read_given(const std::string& file, double largest) {
+  return yaml::parse(file == "-" ? read_standard_input() : yaml::read_text(file), name_of(file), largest);
+}
 
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
@@ -133,21 +153,15 @@ class Reader {
     for (const View& entry : items_of(root_, "warnings")) named_.warnings.push_back(entry.text());
     try {
       validate(problem_);
-      if (const auto conditions = root_.find("conditions")) {
-        problem_ = with_conditions(problem_, read_conditions(*conditions));
-      }
+      if (const auto conditions = root_.find("conditions")) put_under(*conditions, hosts_, named_);
     } catch (const std::invalid_argument& error) {
       root_.fail(error.what());
     }
-    for (const View& plan : items_of(root_, "plans")) named_.plans.push_back(plan_from(plan));
     return std::move(named_);
   }
 
-  // Hosts by name; `view`: an entry of a list.
-  Conditions read_conditions(const View& view) const { return conditions_from(view, hosts_); }
-
-  static Conditions conditions_from(const View& view, const Names& hosts);
-  static GivenPlan plan_from(const View& view);
+  // Throws std::invalid_argument for a number outside its range.
+  static void put_under(const View& conditions, const Names& hosts, NamedProblem& named);
 
  private:
   // What a setting says itself or, for all settings, the whole problem.
@@ -259,6 +273,9 @@ class Reader {
     }
   }
 
+  static Conditions conditions_from(const View& view, const Names& hosts);
+  static GivenPlan plan_from(const std::vector<View>& stages);
+
   const View& root_;
   NamedProblem named_;
   Problem& problem_ = named_.problem;
@@ -296,9 +313,17 @@ void read_link(const View& view, GivenStage& stage) {
   stage.dtype = text_or(view, "dtype", "");
 }
 
-GivenPlan Reader::plan_from(const View& view) {
+void Reader::put_under(const View& conditions, const Names& hosts, NamedProblem& named) {
+  named.problem = with_conditions(std::move(named.problem), conditions_from(conditions, hosts));
+  named.running = plan_from(items_of(conditions, "running"));
+  named.loaded = plan_from(items_of(conditions, "loaded"));
+  for (const View& plan : items_of(conditions, "plans")) named.plans.push_back(plan_from(plan.items()));
+  for (const View& one : items_of(conditions, "moments")) named.moments.push_back(conditions_from(one, hosts));
+}
+
+GivenPlan Reader::plan_from(const std::vector<View>& stages) {
   GivenPlan plan;
-  for (const View& entry : view.items()) {
+  for (const View& entry : stages) {
     plan.push_back(stage_from(entry.at("host").text(), entry.at("layers")));
     read_link(entry, plan.back());
   }
@@ -378,14 +403,14 @@ void write_widths(JsonWriter& json, const Problem& problem) {
 
 }  // namespace
 
-NamedProblem read_problem(const std::string& text, const std::string& name) {
-  const yaml::Document document = yaml::parse(text, name, kLargestInProblem);
+NamedProblem read_problem(const std::string& file) {
+  const yaml::Document document = read_given(file, kLargestInProblem);
   const View root(document);
   return Reader(root).read();
 }
 
 GivenPlan read_plan(const std::string& file) {
-  const yaml::Document document = yaml::read_document(file);
+  const yaml::Document document = read_given(file, yaml::kLargestNumber);
   GivenPlan plan;
   for (const View& entry : View(document).items()) {
     const auto keys = entry.entries();
@@ -397,11 +422,15 @@ GivenPlan read_plan(const std::string& file) {
   return plan;
 }
 
-Conditions read_conditions(const std::string& file, const Problem& problem) {
-  const yaml::Document document = yaml::parse(yaml::read_text(file), file, kLargestInProblem);
+void apply_conditions(NamedProblem& named, const std::string& file) {
+  const yaml::Document document = read_given(file, kLargestInProblem);
   Names hosts;
-  for (const std::string& name : problem.hosts) hosts.add(name);
-  return Reader::conditions_from(View(document), hosts);
+  for (const std::string& host : named.problem.hosts) hosts.add(host);
+  try {
+    Reader::put_under(View(document), hosts, named);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(yaml::printable(name_of(file), 400) + ": " + error.what());
+  }
 }
 
 void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts) {

@@ -10,7 +10,7 @@ from shipped_model import DIGITS
 
 from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError
 from pipeedge.base.schedule import Schedule
-from pipeedge.plan.joint_choice import Trial
+from pipeedge.plan.choice import Trial
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.spec_writing import add_model
@@ -184,16 +184,11 @@ def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--dtype int8", "--dtype and --plan auto: the plan chooses the number types"),
-        ("-q 8,0", "-q and --plan auto: the plan chooses the bits"),
-        ("--link-bits 8", "--link-bits and --plan auto: the plan chooses the bits"),
-        ("--survive-loss", "--survive-loss and --plan auto cannot be combined"),
         ("-pt 1,4,5,16", "--plan auto needs automatic scheduling"),
-        ("--plan cut --held-out 5", "--held-out needs --plan auto"),
+        ("--plan cut --held-out 5", "--held-out needs --plan auto or --dtype auto"),
         ("--held-out 5 -D 1", "--held-out needs the input on rank 0"),
         ("--held-out -5", "--held-out -5: the number of items must not be negative"),
         ("--serve 80 --held-out 5", "leave out --held-out"),
-        ("--plan cut --objective energy", "--objective energy needs --plan auto"),
         ("--min-throughput 5", "--min-throughput needs --objective energy"),
         ("--objective energy --min-throughput 0", "--min-throughput 0: must be a number of items"),
         ("--objective energy", "the power of h0, h1 is unknown"),

@@ -20,6 +20,7 @@ from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.liveness import RankStatus, StageWork
 from pipeedge.models import find_model
 from pipeedge.observe.records import ReplanRecord
+from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.live_planning import RunWatcher
@@ -84,7 +85,9 @@ class SimulatedRun:
         session: Any = SimpleNamespace(
             snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
         )
-        self.decider: Any = SimpleNamespace(present=self.plan, change=self._change, as_measured=None)
+        self.decider: Any = SimpleNamespace(
+            present=self.plan, change=self._change, as_measured=None, limits=planned.limits
+        )
         spoil()
         RunWatcher(context, session, self.decider, self.clock, self._pass).run()
 
@@ -193,7 +196,7 @@ def test_a_change_that_is_dropped_is_said_and_tried_again_later(files: str) -> N
     [
         ("", "--replan auto needs -c tcp without --on-failure stop"),
         ("-c tcp --on-failure stop", "--replan auto needs -c tcp without --on-failure stop"),
-        ("-c tcp --plan auto", "--replan auto needs automatic scheduling"),
+        ("-c tcp -pt 1,8,9,16", "--replan auto needs automatic scheduling"),
         ("-c tcp --serve 8000", "--serve with --replan auto needs --on-failure continue"),
     ],
 )
@@ -211,7 +214,8 @@ def test_a_run_that_is_as_planned_is_left_alone(files: str) -> None:
 def test_the_plan_after_a_loss_is_for_the_speed_that_hosts_have_had(files: str) -> None:
     run = SimulatedRun(f"0 3 {files}", 120, half_speed)
     held = {stage.rank: stage.layers for stage in run.plan.schedule.stages}
-    planned = run.decider.as_measured({0: held.get(0), 1: held.get(1)})
+    survivors = [Survivor(rank, 1e9, "abc"[rank], held.get(rank)) for rank in (0, 1)]
+    planned = run.decider.as_measured(survivors)
     layers = {stage.rank: len(stage.layers) for stage in planned.schedule.stages}
     assert layers[0] > 1.5 * layers[1]
     slowest_s = max(layers[0], 2 * layers[1]) * 8 * ITEM_S
@@ -225,8 +229,8 @@ def test_what_cannot_be_read_is_said_and_the_run_goes_on(files: str, tmp_path: P
     assert "types.yml" in run.lines[0]
 
 
-def test_only_schedules_of_the_scheduler_for_the_cut_alone_are_watched(files: str) -> None:
+def test_only_schedules_of_the_scheduler_are_watched(files: str) -> None:
     assert request(f"0 3 {files}").schedule.watched
     assert not request(f"0 3 {files} --replan off").schedule.watched
-    assert not request(f"0 3 {files} --plan auto").schedule.watched
+    assert request(f"0 3 {files} --plan auto").schedule.watched
     assert not request("0 3 -pt 1,16").schedule.watched

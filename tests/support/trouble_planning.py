@@ -19,11 +19,11 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.models.dtypes import slow_here
 from pipeedge.observe.metrics import StageStats
-from pipeedge.plan.joint_choice import choose_together
+from pipeedge.plan.choice import choose
 from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.sched_pipeline import find_executable
-from pipeedge.plan.scheduler import SchedulerRequest
+from pipeedge.plan.scheduler import Choice, SchedulerRequest
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import NeighborLink as LinkSpec
 from pipeedge.profile import session as profiling
@@ -208,8 +208,10 @@ class Half:
 )
 def a_plan_fails_on_held_out_items(patch: Patch) -> str:
     schedule()
-    files = SchedulerRequest(Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", microbatch_size=8)
-    return refused(lambda: choose_together(files, 0.99, ("a", "b"), trial=Half()))
+    asked = SchedulerRequest(
+        Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", choice=Choice((8,), 0.99, ("float32",))
+    )
+    return refused(lambda: choose(asked, ("a", "b"), trial=Half()))
 
 
 @says("no feasible schedule: layer 1 fits on no host: it needs …")

@@ -42,9 +42,8 @@ control    clocks failures liveness load_deadline messages announcement roster a
            connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
-           link_speed prediction simulation after_loss scheduler dtype_choice joint_choice
-           facts planning schedule_choice conditions change_detection switch_memory host_order
-           live_choice live_search
+           link_speed prediction simulation after_loss costs scheduler choice
+           facts planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
            read_ahead ends arrays companions images text imagenet cola defaults opening
@@ -122,12 +121,11 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
-    "plan.switch_memory",
+    "plan.costs",
     "plan.conditions",
     "plan.change_detection",
     "plan.facts",
     "plan.live_choice",
-    "plan.host_order",
     "plan.problem",
     "plan.prediction",
     "plan.specs",
