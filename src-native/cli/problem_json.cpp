@@ -29,10 +29,7 @@ std::string read_standard_input() {
 
 std::string name_of(const std::string& file) { return file == "-" ? "standard input" : file; }
 
-// `largest`: the largest number that it may contain.
-yaml::Document read_given(const std::string& file, double largest) {
-  return yaml::parse(file == "-" ? read_standard_input() : yaml::read_text(file), name_of(file), largest);
-}
+std::string text_of(const std::string& file) { return file == "-" ? read_standard_input() : yaml::read_text(file); }
 
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
@@ -403,14 +400,16 @@ void write_widths(JsonWriter& json, const Problem& problem) {
 
 }  // namespace
 
-NamedProblem read_problem(const std::string& file) {
-  const yaml::Document document = read_given(file, kLargestInProblem);
+NamedProblem read_problem(const std::string& text, const std::string& name) {
+  const yaml::Document document = yaml::parse(text, name, kLargestInProblem);
   const View root(document);
   return Reader(root).read();
 }
 
+NamedProblem read_problem(const std::string& file) { return read_problem(text_of(file), name_of(file)); }
+
 GivenPlan read_plan(const std::string& file) {
-  const yaml::Document document = read_given(file, yaml::kLargestNumber);
+  const yaml::Document document = yaml::parse(text_of(file), name_of(file));
   GivenPlan plan;
   for (const View& entry : View(document).items()) {
     const auto keys = entry.entries();
@@ -423,7 +422,7 @@ GivenPlan read_plan(const std::string& file) {
 }
 
 void apply_conditions(NamedProblem& named, const std::string& file) {
-  const yaml::Document document = read_given(file, kLargestInProblem);
+  const yaml::Document document = yaml::parse(text_of(file), name_of(file), kLargestInProblem);
   Names hosts;
   for (const std::string& host : named.problem.hosts) hosts.add(host);
   try {

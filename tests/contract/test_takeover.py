@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from effort import cases
 from live_cluster import best_placing, problem_of
+from oracles.joint_brute_force import ELEMENT_BYTES, Case, Stage, objective_of, random_case
+from oracles.joint_brute_force import costs_of as joint_costs
 from oracles.plan_costs import (
     costs_of,
     fits_beside,
@@ -22,6 +26,7 @@ from oracles.plan_costs import (
     period_s,
     stage_seconds,
 )
+from sched_program import run
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.schedule import LayerRange
@@ -320,3 +325,117 @@ def test_layers_of_another_number_type_count_as_missing() -> None:
         found = search.after_loss(AS_PROFILED, survivors, None)
         assert found is not None
         assert found.schedule.ranks == ranks
+
+
+# -- joint plans ---------------------------------------------------------------------------------------------
+
+
+def joint_plans(case: Case) -> Iterator[list[Stage]]:
+    """Yield every plan of a case with one microbatch size."""
+    dtypes = [dtype for _, dtype in case.profiles]
+    for count in range(1, len(case.hosts) + 1):
+        for hosts in itertools.permutations(case.hosts, count):
+            for cuts in itertools.combinations(range(1, case.layers), count - 1):
+                bounds = list(itertools.pairwise((0, *cuts, case.layers)))
+                for chosen in itertools.product(dtypes, repeat=count):
+                    for bits in itertools.product(case.widths, repeat=count - 1):
+                        stages = [
+                            Stage(host, first, last, dtype, width)
+                            for host, (first, last), dtype, width in zip(
+                                hosts, bounds, chosen, (*bits, 0), strict=True
+                            )
+                        ]
+                        if all(stage.bits < 8 * ELEMENT_BYTES[stage.dtype] for stage in stages[:-1]):
+                            yield stages
+
+
+def held(case: Case, size: int, stage: Stage, widest: str) -> float:
+    """Return the bytes of a stage, with what arrives in the widest number type."""
+    profile = case.profiles[size, stage.dtype][case.hosts[stage.host]]
+    layers = slice(stage.first, stage.last)
+    arriving = case.elements[stage.first] * size * ELEMENT_BYTES[widest if stage.first else stage.dtype]
+    leaving = case.elements[stage.last] * size
+    leaving *= 4 if stage.last == case.layers else ELEMENT_BYTES[stage.dtype]
+    buffers = case.buffers[0] * arriving + case.buffers[1] * leaving
+    return sum(profile.weights[layers]) + max(profile.activations[layers]) + buffers
+
+
+def joins(case: Case, size: int, running: list[Stage], stages: list[Stage], widest: str) -> bool:
+    """Return whether every host can hold its stages of both plans."""
+    before = {stage.host: stage for stage in running}
+    for stage in stages:
+        old = before.get(stage.host)
+        if old is None or (old.first, old.last, old.dtype) == (stage.first, stage.last, stage.dtype):
+            continue
+        kind = case.hosts[stage.host]
+        both = range(max(old.first, stage.first), min(old.last, stage.last))
+        weights = case.profiles[size, stage.dtype][kind].weights
+        shared = sum(weights[layer] for layer in both) if old.dtype == stage.dtype else 0.0
+        needed = held(case, size, stage, widest) + held(case, size, old, old.dtype) - shared
+        if needed > case.memory[kind] * (1 + 1e-9):
+            return False
+    return True
+
+
+def small_case(seed: int, objective: str) -> Case | None:
+    """Return a case of one microbatch size with few enough plans to try all."""
+    case = random_case(np.random.default_rng(seed))
+    size = case.profiles and max(size for size, _ in case.profiles)
+    profiles = {key: kinds for key, kinds in case.profiles.items() if key[0] == size}
+    everywhere = all(set(case.hosts.values()) <= set(kinds) for kinds in profiles.values())
+    if not everywhere or len(case.hosts) > 3 or case.layers > 4 or len(profiles) > 2 or len(case.widths) > 2:
+        return None
+    memory = [1.2 * one if one < 1e6 else 250.0 for one in case.memory]
+    return replace(
+        case, profiles=profiles, memory=memory, objective=objective, least_rate=0.0, max_latency=np.inf
+    )
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "energy"])
+def test_joint_plan_that_takes_over_keeps_agreement_and_memory(objective: str) -> None:
+    tried = 0
+    for seed in range(cases(3000, 150)):
+        case = small_case(seed, objective)
+        if case is None:
+            continue
+        ((size, _), *_) = case.profiles
+        widest = max((dtype for _, dtype in case.profiles), key=lambda dtype: ELEMENT_BYTES[dtype])
+        known = ((stages, joint_costs(case, size, stages)) for stages in joint_plans(case))
+        allowed = [
+            (stages, costs)
+            for stages, costs in known
+            if costs.loss <= case.max_loss and np.isfinite(costs.latency)
+        ]
+        if not allowed:
+            continue
+        tried += 1
+        running, _ = max(allowed, key=lambda plan: (len(plan[0]), plan[1].period))
+        best = min(
+            objective_of(case, size, costs)
+            for stages, costs in allowed
+            if joins(case, size, running, stages, widest)
+        )
+        before = [
+            {
+                "host": one.host,
+                "layers": [one.first + 1, one.last],
+                "dtype": one.dtype,
+                "quant_bits": one.bits,
+            }
+            for one in running
+        ]
+        body = {**case.to_json(), "conditions": {"running": before}}
+        asked = ("--plan=auto", "--problem=-", "--format=json", f"--objective={objective}")
+        answer = json.loads(run(*asked, text=json.dumps(body)).out)
+        found = [
+            Stage(row["host"], row["layers"][0] - 1, row["layers"][1], row["dtype"], row["quant_bits"])
+            for row in answer["schedule"]
+        ]
+        costs = joint_costs(case, size, found)
+        assert costs.loss <= case.max_loss, seed
+        assert all(
+            row["mem_bytes"] + row["beside_bytes"] <= row["mem_available_bytes"] * (1 + 1e-9)
+            for row in answer["schedule"]
+        ), seed
+        assert objective_of(case, size, costs) <= 1.02 * best * (1 + 1e-9), seed
+    assert tried >= 5
