@@ -71,6 +71,7 @@ class SimulatedRun:
         self.lines: list[str] = []
         self.replans: list[ReplanRecord] = []
         planned = plan_schedule(self.request, MODEL)
+        self.first = planned.schedule
         goes_on = self.request.transport.goes_on
         self.plan = Plan(planned.schedule, 0, 100_000, 8, None, planned.prediction, goes_on=goes_on)
         self.outcome = outcome
@@ -98,7 +99,10 @@ class SimulatedRun:
 
     def _compute(self, seconds: float) -> None:
         took = {
-            stage.rank: len(stage.layers) * ITEM_S * self._slowness(self.clock.now, stage.rank)
+            stage.rank: len(stage.layers)
+            * ITEM_S
+            * self._slowness(self.clock.now, stage.rank)
+            * (0.5 if stage.dtype == "int8" else 1.0)
             for stage in self.plan.schedule.stages
         }
         slowest = max(took.values())
@@ -157,6 +161,42 @@ def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str,
     assert record.gain == pytest.approx(before / after - 1)
     assert f"({record.gain:+.0%})" in line
     assert record.outcome == "reported"
+
+
+def with_int8(files: str, agreement: float = 0.98) -> str:
+    """Add profiles of another number type, and watts. Half of the layers keep an agreement of 0.99."""
+    path = Path(files.split("-sdt ")[1].split()[0])
+    other = f"dtype: int8\n      agreement: {agreement}\n      time_s: {[4 * ITEM_S] * LAYERS}\n"
+    watts = path.read_text().replace("board:\n", "board:\n  busy_W: 10\n  idle_W: 4\n")
+    path.write_text(f"{watts}    - batch_size: 8\n      {other}")
+    return f"{files} --plan auto"
+
+
+def test_a_joint_plan_changes_number_types_within_its_agreement(files: str) -> None:
+    run = SimulatedRun(f"0 3 -c tcp {with_int8(files)}", 150, half_speed)
+    (record,) = run.replans
+    assert (record.outcome, record.microbatch) == ("switched", 77)
+    plans = run.first, run.plan.schedule
+    assert plans[0] != plans[1]
+    for plan in plans:
+        assert 0 < sum(len(stage.layers) for stage in plan.stages if stage.dtype == "int8") <= 8
+    assert record.measured_gain == pytest.approx(record.gain, abs=0.03)
+
+
+@pytest.mark.parametrize(("objective", "unit"), [("latency", "s through the idle"), ("energy", "J an item")])
+def test_a_change_is_for_the_objective_of_the_plan(files: str, objective: str, unit: str) -> None:
+    """The host that has all layers becomes slow."""
+    run = SimulatedRun(
+        f"0 3 -c tcp {with_int8(files, 0.999)} --objective {objective}",
+        200,
+        lambda now_s, rank: 3.0 if rank == 0 and now_s > 60 else 1.0,
+    )
+    assert run.first.ranks == (0,)
+    assert 0 not in run.plan.schedule.ranks
+    assert f" {unit}" in run.lines[0]
+    assert [record.outcome for record in run.replans] == ["switched"]
+    assert run.replans[0].measured_gain is None
+    assert len(run.lines) == 1
 
 
 def half_speed(now_s: float, rank: int) -> float:
