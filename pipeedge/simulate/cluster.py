@@ -10,8 +10,8 @@ from pipeedge.base.errors import SpecError
 from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.plan.costs import PlanCosts, StageCosts
-from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage
 from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, short_dtype
+from pipeedge.simulate.simulation import PipelineModel, SimulatedLink, SimulatedStage
 
 __all__ = ["SimulatedCluster", "StageMemory", "Workload", "host_of"]
 

@@ -22,8 +22,8 @@ from pipeedge.base.wording import figure
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.plan.simulation import SimulatedRun
 from pipeedge.simulate.options import Loss, RecoveryRequest
+from pipeedge.simulate.simulation import SimulatedRun
 
 __all__ = ["LossyRun", "SimulatedEpoch", "simulate_epochs"]
 

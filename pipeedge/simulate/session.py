@@ -30,7 +30,6 @@ from pipeedge.plan.schedule_choice import (
     plan_after_loss,
     plan_schedule,
 )
-from pipeedge.plan.simulation import SimulatedRun, simulate
 from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
 from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
@@ -38,6 +37,7 @@ from pipeedge.request.config import MAX_WORLD
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.losses import LossyRun, SimulatedEpoch, simulate_epochs
 from pipeedge.simulate.options import SimulationRequest
+from pipeedge.simulate.simulation import SimulatedRun, simulate
 
 __all__ = ["FinishedSimulation", "run", "simulate_request"]
 

@@ -242,6 +242,22 @@ def a_host_is_infinitely_fast(patch: Patch) -> str:
     return schedule("--conditions", "c.yml", devices={"board": ["f0", "b"]})
 
 
+@says("layers are loaded that the model does not have")
+def layers_of_another_model_are_loaded(patch: Patch) -> str:
+    Path("c.yml").write_text("loaded: [{host: a, layers: [4, 5]}]\n")
+    return schedule("--conditions", "c.yml")
+
+
+@says("--problem, --conditions and --evaluate: only one of them can be standard input")
+def standard_input_is_given_twice(patch: Patch) -> str:
+    return schedule("--conditions", "-", "--evaluate", "-")
+
+
+@says("--link-bits auto: fewer bits are always better for latency, and never worse for energy; …")
+def bits_without_a_limit(patch: Patch) -> str:
+    return schedule("--link-bits", "auto", "--objective", "latency")
+
+
 @says("the memory is enough, but no links with bandwidth join the hosts it takes")
 def links_without_bandwidth(patch: Patch) -> str:
     return schedule(kind={**KIND, "bw_Mbps": 0, "mem_MB": 4})

@@ -42,7 +42,7 @@ control    clocks failures liveness load_deadline messages announcement roster a
            connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
-           link_speed prediction simulation after_loss costs scheduler choice
+           link_speed prediction after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
@@ -69,7 +69,7 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
            run_look links link_work review examine main __main__
 auction    market ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
-simulate   cluster options losses session main __main__
+simulate   simulation cluster options losses session main __main__
 cli        commands scripts fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""
@@ -169,7 +169,7 @@ PURE = (
     "compress.wire",
     "base.schedule",
     "simulate.cluster",
-    "plan.simulation",
+    "simulate.simulation",
     "transport.frame",
     "transport.place",
     "transport.tcp_hello",
