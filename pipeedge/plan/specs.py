@@ -246,38 +246,6 @@ class ModelProfile:
             send_s=scaled("send_s", attention=False),
         )
 
-    def over(self, transport: str, cut_bytes: Sequence[float]) -> ModelProfile:
-        """Return the profile with the costs of ``transport`` included, as ``sched-pipeline`` counts them.
-
-        What the data rank spends on its links depends on where the stages are, and is not included.
-
-        Args:
-            transport: Transport of the links.
-            cut_bytes: Bytes of an uncompressed microbatch before each layer, and after the last.
-        """
-        costs = self.handling.get(transport)
-        if costs is None:
-            return replace(self, handling={})
-        nothing = (0.0,) * len(self.time_s)
-        given = zip(self.receive_s or nothing, cut_bytes[:-1], strict=True)
-        taken = zip(self.send_s or nothing, cut_bytes[1:], strict=True)
-        return replace(
-            self,
-            receive_s=tuple(seconds + costs.receiving_s(size) for seconds, size in given),
-            send_s=tuple(seconds + costs.sending_s(size) for seconds, size in taken),
-            handling={},
-        )
-
-    def input_send_s(self, transport: str, size_bytes: float) -> float:
-        """Return the seconds to send a microbatch of input on a data host, 0 where feeding is unknown."""
-        costs = self.handling.get(transport)
-        return costs.sending_s(size_bytes) if costs is not None and self.feed_s else 0.0
-
-    def output_receive_s(self, transport: str, size_bytes: float) -> float:
-        """Return the seconds to receive its outputs on a data host, 0 where collecting is unknown."""
-        costs = self.handling.get(transport)
-        return costs.receiving_s(size_bytes) if costs is not None and self.collect_s else 0.0
-
     @property
     def known_agreement(self) -> float | None:
         """Fraction of items classified as in float32, which is 1 in float32, or None if unknown."""

@@ -76,6 +76,15 @@ struct RequestFiles {
   const yaml::Neighbors* known_links() const { return neighbors ? &*neighbors : nullptr; }
 };
 
+// A host of each device type, by its name.
+yaml::Devices one_of_each(const yaml::DeviceTypes& types) {
+  JsonWriter json;
+  json.open('{');
+  for (const yaml::TypeSpec& type : types.entries) json.key(type.name).open('[').value(type.name).close(']');
+  json.close('}');
+  return yaml::devices_from(yaml::parse(json.text(), "the device types"));
+}
+
 RequestFiles read_files(const CommandLine& line) {
   const auto document = [](const std::string& given, const char* usual, const char* option) {
     const std::string file = given.empty() ? usual : given;
@@ -87,7 +96,8 @@ RequestFiles read_files(const CommandLine& line) {
   RequestFiles files{yaml::models_from(document(line.models_file, "models.yml", "-sm")), {}, {}, {}};
   if (line.cluster_file.empty()) {
     files.types = yaml::device_types_from(document(line.dev_types_file, "device_types.yml", "-sdt"));
-    files.devices = yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"));
+    files.devices = line.format == Format::kBids ? one_of_each(files.types)
+                                                 : yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"));
   } else {
     yaml::Cluster cluster = yaml::read_cluster(line.cluster_file);
     files.types = std::move(cluster.types);
@@ -215,6 +225,10 @@ int run(const CommandLine& line, const Messages& messages) {
   NamedProblem named = read_request(line);
   if (line.format == Format::kProblem) {
     print(problem_json(named));
+    return kDone;
+  }
+  if (line.format == Format::kBids) {
+    print(bids_json(named.problem));
     return kDone;
   }
   for (const std::string& warning : named.warnings) messages.say("warning: " + warning);

@@ -31,7 +31,8 @@ Format format_of(const std::string& name, const std::string& value) {
   if (value == "json") return Format::kJson;
   if (value == "problem") return Format::kProblem;
   if (value == "files") return Format::kFiles;
-  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem nor files");
+  if (value == "bids") return Format::kBids;
+  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem, files nor bids");
 }
 
 std::string transport_of(const std::string& name, const std::string& value) {
@@ -238,7 +239,9 @@ std::vector<Group> option_groups() {
             "yaml: only the schedule; json: the schedule with all\n"
             "that --explain prints; problem: the input of\n"
             "--problem, without scheduling; files: the contents of\n"
-            "the given files as JSON, without scheduling [yaml]",
+            "the given files as JSON, without scheduling; bids: for\n"
+            "each profiled device type, the seconds of each stage\n"
+            "that fits, as JSON, without scheduling [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.format = format_of(n, v); }},
            {{"-h", "--help"},
             nullptr,
@@ -359,14 +362,20 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     const char* const other = line.dev_file.empty() ? "-sdt" : "-sd";
     throw UsageError(std::string(other) + " and --cluster-file name device types or hosts twice; leave out " + other);
   }
-  if (line.format == Format::kProblem) {
+  if (line.format == Format::kBids && (line.joint || !line.request.data_host.empty() || !line.dev_file.empty())) {
+    throw UsageError(
+        "--format bids: bids are of device types in one number type; leave out --plan auto, -sd and "
+        "--data-host");
+  }
+  if (line.format == Format::kProblem || line.format == Format::kBids) {
     const std::string of_schedule = line.explain           ? "--explain"
                                     : line.losses          ? "--losses"
                                     : line.survive_loss    ? "--survive-loss"
                                     : line.changes.empty() ? ""
                                                            : line.changes.front().text;
     if (!of_schedule.empty()) {
-      throw UsageError(of_schedule + ": with --format problem nothing is scheduled; leave one of them out");
+      throw UsageError(of_schedule + ": with --format " + (line.format == Format::kBids ? "bids" : "problem") +
+                       " nothing is scheduled; leave one of them out");
     }
   }
   if (!line.evaluate.empty()) {

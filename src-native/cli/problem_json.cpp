@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "../core/links.hpp"
+#include "../core/takeover.hpp"
 #include "../yaml/wording.hpp"
 #include "options.hpp"
 
@@ -331,6 +333,15 @@ void write_known(JsonWriter& json, const char* key, const std::vector<double>& v
   if (!values.empty()) json.key(key).numbers(values);
 }
 
+void write_bids(JsonWriter& json, const std::vector<double>& stage_s, int layers) {
+  json.key("stage_s").open('[');
+  for (int first = 0; first < layers; ++first) {
+    const auto row = stage_s.begin() + static_cast<std::ptrdiff_t>(first) * (layers + 1);
+    json.numbers({row + first + 1, row + layers + 1});
+  }
+  json.close(']');
+}
+
 void write_type(JsonWriter& json, const DeviceType& type) {
   json.open('{');
   json.key("name").value(type.name);
@@ -353,14 +364,7 @@ void write_type(JsonWriter& json, const DeviceType& type) {
   if (type.busy_w >= 0) json.key("busy_w").value(type.busy_w);
   if (type.idle_w > 0) json.key("idle_w").value(type.idle_w);
   if (type.bids()) {
-    const int layers = static_cast<int>(type.time_s.size());
-    json.key("stage_s").open('[');
-    for (int first = 0; first < layers; ++first) {
-      std::vector<double> row;
-      for (int last = first + 1; last <= layers; ++last) row.push_back(type.bid(first, last));
-      json.numbers(row);
-    }
-    json.close(']');
+    write_bids(json, type.stage_s, static_cast<int>(type.time_s.size()));
   }
   json.close('}');
 }
@@ -486,6 +490,24 @@ std::string problem_json(const NamedProblem& named) {
   }
   write_left_out(json, "left_out", named.left_out);
   write_texts(json, "warnings", named.warnings);
+  json.close('}');
+  return json.text();
+}
+
+std::string bids_json(const Problem& problem) {
+  const Setting& setting = problem.settings.front();
+  JsonWriter json;
+  json.open('{').key("bids").open('[');
+  for (int host = 0; host < problem.host_count(); ++host) {
+    if (setting.type(host) == nullptr) continue;
+    json.open('{').key("type").value(problem.hosts[static_cast<std::size_t>(host)]);
+    write_bids(json, stage_table(problem, host, 0), problem.layers());
+    json.close('}');
+  }
+  json.close(']');
+  std::vector<double> bytes;
+  for (int cut = 0; cut <= problem.layers(); ++cut) bytes.push_back(cut_bytes(problem, setting, cut));
+  json.key("cut_bytes").numbers(bytes);
   json.close('}');
   return json.text();
 }

@@ -52,6 +52,8 @@ GivenPlan read_plan(const std::string& file);
 void apply_conditions(NamedProblem& named, const std::string& file);
 
 std::string problem_json(const NamedProblem& named);
+// What each host would bid for each stage, in a problem with one setting.
+std::string bids_json(const Problem& problem);
 void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts);
 void write_texts(JsonWriter& json, const char* key, const std::vector<std::string>& lines);
 

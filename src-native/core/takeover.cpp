@@ -89,18 +89,18 @@ double beside_bytes(const Problem& problem, const Before& before, const Stage& s
          known_bytes(problem, *loaded, stage);
 }
 
-// The seconds of each stage on a host in a setting: infinite if it has no memory for it beside what runs. Empty if
-// that rules nothing out.
-std::vector<double> bids_beside(const Problem& problem, const Before& before, int host, int setting) {
+// The seconds of each stage on a host in a setting: infinite if it has no memory for it beside what runs.
+struct StageTable {
+  std::vector<double> seconds;
+  bool narrows = false;  // whether some stage would fit alone
+};
+
+// `widest`: bytes of an element that arrives.
+StageTable table_beside(const Problem& problem, const Before& before, int host, int setting, double widest) {
   const Setting& own = problem.setting(setting);
   const DeviceType& type = *own.type(host);
   const int layers = problem.layers();
-  double widest = own.element_bytes;  // of a value that arrives
-  for (const Setting& other : problem.settings) {
-    if (other.batch_size == own.batch_size) widest = std::max(widest, other.element_bytes);
-  }
-  std::vector<double> bids(at((layers + 1) * (layers + 1)), kInfinity);
-  bool narrows = false;
+  StageTable table{std::vector<double>(at((layers + 1) * (layers + 1)), kInfinity)};
   for (int first = 0; first < layers; ++first) {
     GrowingStage stage(problem, type, first);
     const double arriving = cut_bytes(problem, own, first) * (first == 0 ? 1 : widest / own.element_bytes);
@@ -111,14 +111,14 @@ std::vector<double> bids_beside(const Problem& problem, const Before& before, in
       if (held > loosened(type.mem_bytes)) continue;
       const Stage asked{host, first, stage.last(), setting, 0};
       if (held + beside_bytes(problem, before, asked) > loosened(type.mem_bytes)) {
-        narrows = true;
+        table.narrows = true;
         continue;
       }
-      bids[at(first * (layers + 1) + stage.last())] =
+      table.seconds[at(first * (layers + 1) + stage.last())] =
           stage.seconds(receive_seconds(problem, type, host, first), send_seconds(problem, type, host, stage.last()));
     }
   }
-  return narrows ? bids : std::vector<double>{};
+  return table;
 }
 
 // The cheapest assignment of columns to rows, each at most once; there are at least as many columns. The Hungarian
@@ -389,6 +389,10 @@ class Follower {
 
 }  // namespace
 
+std::vector<double> stage_table(const Problem& problem, int host, int setting) {
+  return table_beside(problem, {}, host, setting, problem.setting(setting).element_bytes).seconds;
+}
+
 Problem beside(const Problem& problem, const Before& before) {
   Problem narrowed = problem;
   for (const LoadedStage& loaded : before.stages) {
@@ -396,10 +400,14 @@ Problem beside(const Problem& problem, const Before& before) {
     for (std::size_t s = 0; s < problem.settings.size(); ++s) {
       const DeviceType* const type = problem.settings[s].type(loaded.host);
       if (type == nullptr || type->bids()) continue;
-      std::vector<double> bids = bids_beside(problem, before, loaded.host, static_cast<int>(s));
-      if (bids.empty()) continue;
+      double widest = 0;
+      for (const Setting& other : problem.settings) {
+        if (other.batch_size == problem.settings[s].batch_size) widest = std::max(widest, other.element_bytes);
+      }
+      StageTable table = table_beside(problem, before, loaded.host, static_cast<int>(s), widest);
+      if (!table.narrows) continue;
       DeviceType own = *type;
-      own.stage_s = std::move(bids);
+      own.stage_s = std::move(table.seconds);
       std::fill(own.time_s.begin(), own.time_s.end(), 0.0);
       own.receive_s.clear();
       own.send_s.clear();

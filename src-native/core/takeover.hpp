@@ -46,6 +46,10 @@ struct Before {
   bool known() const { return !stages.empty(); }
 };
 
+// The seconds of each stage on a host that was profiled in a setting, [first * (layers + 1) + last]: infinite where it
+// lacks the memory. What arrives is in the number type of the setting.
+std::vector<double> stage_table(const Problem& problem, int host, int setting);
+
 // The problem whose plans can be loaded beside the one that runs: a host takes only stages for which it has memory.
 Problem beside(const Problem& problem, const Before& before);
 

@@ -168,6 +168,14 @@ def test_python_reads_what_the_tables_promise(cluster: Cluster) -> None:
     assert scheduler.read_answer(some, ["f0", "f1"]).schedule.stages
 
 
+def test_program_prints_bids_as_described(cluster: Cluster) -> None:
+    bids = json.loads(cluster.run("--format=bids", "-b", "8").out)
+    check(bids, "Bids")
+    assert [one["type"] for one in bids["bids"]] == ["fast"]
+    assert [len(row) for row in bids["bids"][0]["stage_s"]] == [4, 3, 2, 1]
+    assert bids["cut_bytes"] == [8 * 4 * elements for elements in (1000, 1000, 2000, 1000, 2000)]
+
+
 # --- given plans ------------------------------------------------------------------------------------
 
 

@@ -248,6 +248,11 @@ def layers_of_another_model_are_loaded(patch: Patch) -> str:
     return schedule("--conditions", "c.yml")
 
 
+@says("--format bids: bids are of device types in one number type; …")
+def bids_for_a_joint_plan(patch: Patch) -> str:
+    return schedule("--format", "bids", "--plan", "auto")
+
+
 @says("--problem, --conditions and --evaluate: only one of them can be standard input")
 def standard_input_is_given_twice(patch: Patch) -> str:
     return schedule("--conditions", "-", "--evaluate", "-")

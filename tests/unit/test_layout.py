@@ -67,7 +67,7 @@ train      batchlinear checkpoint dropout sends orders recording request report 
            main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look
            run_look links link_work review examine main __main__
-auction    market ordered sale optimal options house main
+auction    market tables ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
 cli        commands scripts fetch key schedule completion main
