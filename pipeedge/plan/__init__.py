@@ -5,6 +5,7 @@ sched_pipeline   runs the program that reads the scheduler's YAML files and sche
 spec_files       the contents of the files, from sched-pipeline
 spec_writing     writes these files, and adds entries to them
 problem          a scheduling problem as data (pure)
+placing          stages on hosts, as the scheduler names them (pure)
 costs            what a plan costs, as the scheduler states it (pure)
 scheduler        the one door to sched-pipeline: problems in, solutions out
 schedule_files   schedules in files

@@ -18,7 +18,7 @@ from itertools import accumulate, count
 
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
-from pipeedge.plan.problem import PlacedStage, Placing
+from pipeedge.plan.placing import PlacedStage, Placing
 
 __all__ = ["Survivor", "loaded_by", "smallest_change"]
 

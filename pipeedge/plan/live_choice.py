@@ -23,7 +23,7 @@ from pipeedge.base.wording import figure
 from pipeedge.plan.change_detection import MANY_WINDOWS, WINDOWS, ChangeDetector, WorkWindow, items_per_s
 from pipeedge.plan.conditions import Conditions, HostPair, measured
 from pipeedge.plan.costs import MomentCosts, PlanCosts
-from pipeedge.plan.problem import Placing
+from pipeedge.plan.placing import Placing
 
 __all__ = ["CostsOf", "LivePlanning", "MeasuredGain", "Objective", "Proposal", "Search", "moved_words"]
 

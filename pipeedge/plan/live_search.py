@@ -19,8 +19,9 @@ from pipeedge.plan import scheduler
 from pipeedge.plan.after_loss import Survivor, loaded_by
 from pipeedge.plan.conditions import Conditions
 from pipeedge.plan.costs import PlanCosts
+from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.problem import Placing, SolverOptions, placed, to_bodies
+from pipeedge.plan.problem import SolverOptions
 from pipeedge.plan.sched_pipeline import not_understood
 from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
 from pipeedge.plan.scheduler import Choice

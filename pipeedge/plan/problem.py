@@ -10,14 +10,13 @@ Units are bytes, bytes a second and seconds; layers count from 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from pipeedge import _native
 from pipeedge.base.errors import RequestError
-from pipeedge.base.schedule import LayerRange, Schedule
 
 __all__ = [
     "ELEMENT_BYTES",
@@ -25,12 +24,8 @@ __all__ = [
     "HostLink",
     "LayerSizes",
     "Notes",
-    "PlacedStage",
-    "Placing",
     "Problem",
     "SolverOptions",
-    "placed",
-    "to_bodies",
 ]
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(_native.element_bytes())
@@ -123,40 +118,6 @@ class HostLink:
     target: str
     bw_bytes_per_s: float
     latency_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class PlacedStage:
-    """A stage of a schedule on its host."""
-
-    host: str
-    layers: LayerRange
-    bits: int = 0
-    """Bits per value on its outgoing link; 0 if the values travel as they are."""
-    dtype: str = "float32"
-
-
-Placing: TypeAlias = tuple[PlacedStage, ...]
-
-
-def placed(schedule: Schedule, names: Sequence[str]) -> Placing:
-    """Return the stages of a schedule on the hosts that ``names`` has for its ranks."""
-    return tuple(
-        PlacedStage(names[one.rank], one.layers, one.quant_bits, one.dtype) for one in schedule.stages
-    )
-
-
-def to_bodies(stages: Sequence[PlacedStage]) -> list[dict[str, Any]]:
-    """Return stages as ``sched-pipeline`` reads a given plan."""
-    return [
-        {
-            "host": stage.host,
-            "layers": [stage.layers.first, stage.layers.last],
-            "quant_bits": stage.bits,
-            "dtype": stage.dtype,
-        }
-        for stage in stages
-    ]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count
 from pipeedge.models.outline import Outline
 from pipeedge.plan.after_loss import Survivor, loaded_by, smallest_change
+from pipeedge.plan.placing import Placing
 from pipeedge.plan.prediction import Prediction
-from pipeedge.plan.problem import Placing
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import CUT, CompressionRequest, LinkRequest, ScheduleRequest
 

@@ -21,7 +21,8 @@ from pipeedge.base.fields import MALFORMED, convert
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import Schedule
 from pipeedge.plan.costs import HostLoss, PlanCosts
-from pipeedge.plan.problem import Placing, Problem, SolverOptions, placed, to_bodies
+from pipeedge.plan.placing import Placing, placed, to_bodies
+from pipeedge.plan.problem import Problem, SolverOptions
 from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_program
 from pipeedge.plan.schedule_files import schedule_on
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
@@ -19,8 +19,10 @@ from pipeedge.models.dtypes import find_dtype
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_after_loss
-from pipeedge.plan.scheduler import Choice
 from pipeedge.request.config import RunRequest
+
+if TYPE_CHECKING:  # a run without the scheduler does without it
+    from pipeedge.plan.scheduler import Choice
 
 __all__ = ["Held", "PlanAsMeasured", "describe", "name_stages", "plan_schedule_again"]
 

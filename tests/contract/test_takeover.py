@@ -33,7 +33,8 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.conditions import Conditions
 from pipeedge.plan.live_search import LiveSearch
-from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, PlacedStage, Placing, Problem, SolverOptions
+from pipeedge.plan.placing import PlacedStage, Placing
+from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem, SolverOptions
 
 AS_PROFILED = Conditions()
 

@@ -12,7 +12,8 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.change_detection import WorkWindow
 from pipeedge.plan.conditions import Conditions, StageFigures
 from pipeedge.plan.live_choice import LivePlanning
-from pipeedge.plan.problem import HostKind, LayerSizes, PlacedStage, Placing, Problem
+from pipeedge.plan.placing import PlacedStage, Placing
+from pipeedge.plan.problem import HostKind, LayerSizes, Problem
 
 WINDOW_S = 5.0
 Slowness = Callable[[float, str], float]

@@ -42,7 +42,7 @@ control    clocks failures liveness load_deadline messages announcement roster a
            connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
-           link_speed prediction after_loss costs scheduler choice
+           link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
@@ -126,6 +126,7 @@ PURE = (
     "plan.change_detection",
     "plan.facts",
     "plan.live_choice",
+    "plan.placing",
     "plan.problem",
     "plan.prediction",
     "plan.specs",

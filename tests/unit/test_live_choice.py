@@ -20,7 +20,8 @@ from pipeedge.control.liveness import StageWork
 from pipeedge.plan.change_detection import WINDOWS, ChangeDetector, WindowMaker, WorkWindow, items_per_s
 from pipeedge.plan.conditions import Conditions, StageFigures, measured
 from pipeedge.plan.live_choice import LivePlanning
-from pipeedge.plan.problem import HostLink, PlacedStage, Placing, Problem
+from pipeedge.plan.placing import PlacedStage, Placing
+from pipeedge.plan.problem import HostLink, Problem
 
 # -- windows ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.conditions import Conditions, HostPair
 from pipeedge.plan.costs import LimitingPart, MomentCosts, PlanCosts, StageCosts
 from pipeedge.plan.live_choice import CostsOf
-from pipeedge.plan.problem import HostKind, HostLink, PlacedStage, Placing, Problem
+from pipeedge.plan.placing import PlacedStage, Placing
+from pipeedge.plan.problem import HostKind, HostLink, Problem
 
 
 def kind_of(problem: Problem, host: str) -> HostKind:
