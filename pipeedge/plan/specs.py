@@ -7,7 +7,7 @@ stands for, so that ``plan.spec_writing`` writes back what ``plan.spec_files`` h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -222,30 +222,6 @@ class ModelProfile:
         """Return whether the profile covers sentences of ``tokens`` tokens."""
         return len(self.known_tokens) > 1 or self.known_tokens == (tokens,)
 
-    def at_tokens(self, tokens: int) -> ModelProfile:
-        """Return the profile for sentences of ``tokens``; unchanged if only one length was measured."""
-        known = self.tokens
-        if not self.lengths or known is None:
-            return self
-
-        def scaled(name: str, *, attention: bool) -> tuple[float, ...]:
-            own: tuple[float, ...] = getattr(self, name)
-            lists = {known: own} | {other.tokens: getattr(other, name) for other in self.lengths}
-            if any(len(each) != len(own) for each in lists.values()):
-                return own
-            return tuple(_at_length(lists, tokens, attention=attention))
-
-        return replace(
-            self,
-            tokens=tokens,
-            lengths=(),
-            time_s=scaled("time_s", attention=True),
-            activation_bytes=scaled("activation_bytes", attention=True),
-            # The cost of a link depends only on the bytes.
-            receive_s=scaled("receive_s", attention=False),
-            send_s=scaled("send_s", attention=False),
-        )
-
     @property
     def known_agreement(self) -> float | None:
         """Fraction of items classified as in float32, which is 1 in float32, or None if unknown."""
@@ -310,21 +286,6 @@ class SpecFiles:
         """Return the device type of ``host``, or None if it is unknown."""
         names = (name for name, hosts in self.devices.items() if host in hosts)
         return self.device_types.get(next(names, ""))
-
-
-def _at_length(lists: Mapping[int, Sequence[float]], tokens: int, *, attention: bool) -> Iterator[float]:
-    """Interpolate the numbers of each layer between measured lengths.
-
-    Args:
-        lists: Numbers of each layer, by length in tokens.
-        tokens: Length to interpolate for.
-        attention: Whether the numbers of attention layers grow faster than linearly.
-    """
-    known = sorted(lists)
-    for layer, values in enumerate(zip(*(lists[each] for each in known), strict=True)):
-        yield _native.at_length(
-            [float(each) for each in known], list(values), float(tokens), layer if attention else -1
-        )
 
 
 def _check_numbers(name: str, values: Iterable[float]) -> None:
