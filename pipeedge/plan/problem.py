@@ -23,7 +23,6 @@ __all__ = [
     "HostKind",
     "HostLink",
     "LayerSizes",
-    "Notes",
     "Problem",
     "SolverOptions",
 ]
@@ -162,18 +161,6 @@ class SolverOptions:
 
 
 @dataclass(frozen=True)
-class Notes:
-    """Details of a problem for messages."""
-
-    model: str = "model"
-    dtype: str = ""
-    """Number type that was asked for."""
-    left_out: tuple[tuple[str, str, str], ...] = ()
-    """Name, kind and reason for each host that cannot take part."""
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Problem:
     """A model to schedule, and the hosts to schedule it on."""
 
@@ -189,13 +176,10 @@ class Problem:
     buffers: tuple[float, float] = (2.0, 2.0)
     """Number of microbatches that a stage buffers before and after itself."""
     options: SolverOptions = field(default_factory=SolverOptions)
-    notes: Notes = field(default_factory=Notes)
 
     def to_body(self) -> dict[str, Any]:
         """Return the problem, without its options, as ``sched-pipeline --problem`` reads it."""
         return {
-            "model": self.notes.model,
-            "dtype": self.notes.dtype,
             "batch_size": self.batch_size,
             "element_bytes": self.layers.element_bytes,
             "elements_in": self.layers.elements_in,
@@ -218,6 +202,4 @@ class Problem:
                 for link in self.links
             ],
             "data_host": self.data_host,
-            "left_out": [{"host": host, "type": kind, "why": why} for host, kind, why in self.notes.left_out],
-            "warnings": list(self.notes.warnings),
         }

@@ -144,14 +144,6 @@ class TransportHandling:
         for name in ("receive_s", "receive_s_per_byte", "send_s", "send_s_per_byte"):
             _check_numbers(name, [getattr(self, name)])
 
-    def receiving_s(self, size_bytes: float) -> float:
-        """Return the seconds to receive a microbatch."""
-        return self.receive_s + self.receive_s_per_byte * size_bytes
-
-    def sending_s(self, size_bytes: float) -> float:
-        """Return the seconds to send a microbatch."""
-        return self.send_s + self.send_s_per_byte * size_bytes
-
     def scaled(self, factor: float) -> TransportHandling:
         """Return the costs on a device that takes ``factor`` times as long."""
         return replace(
@@ -221,11 +213,6 @@ class ModelProfile:
     def fits_tokens(self, tokens: int) -> bool:
         """Return whether the profile covers sentences of ``tokens`` tokens."""
         return len(self.known_tokens) > 1 or self.known_tokens == (tokens,)
-
-    @property
-    def known_agreement(self) -> float | None:
-        """Fraction of items classified as in float32, which is 1 in float32, or None if unknown."""
-        return 1.0 if short_dtype(self.dtype) == "float32" else self.agreement
 
     def weights_of(self, model: ModelSpec) -> tuple[float, ...]:
         """Return the bytes of each layer's weights in this dtype, as ``sched-pipeline`` counts them."""

@@ -14,7 +14,7 @@ from places import ROOT
 from sched_program import Cluster, run, written
 
 from pipeedge.plan import scheduler
-from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Notes, Problem
+from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem
 
 Form = Mapping[str, tuple[str, bool]]
 """Kind of each key, and whether it may be missing."""
@@ -155,7 +155,6 @@ def test_python_writes_the_keys_of_the_tables() -> None:
         hosts={"a": "k", "c": "b"},
         links=(HostLink("a", "c", 1e6, 0.1),),
         data_host="a",
-        notes=Notes(left_out=(("x", "y", "z"),), warnings=("w",)),
     )
     check_problem(json.loads(json.dumps(problem.to_body())))
 
