@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import Schedule
-from pipeedge.base.wording import count
+from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.plan.after_loss import Survivor, loaded_by, smallest_change
 from pipeedge.plan.placing import Placing
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeedge.plan.choice import ChosenPlan, Trial
     from pipeedge.plan.costs import HostLoss, PlanCosts
     from pipeedge.plan.listed_model import ListedModel
-    from pipeedge.plan.scheduler import Choice, SchedulerRequest
+    from pipeedge.plan.scheduler import Choice, SchedulerRequest, Solution
     from pipeedge.plan.specs import SpecFiles
 
 __all__ = [
@@ -267,14 +267,7 @@ def _scheduled(
     plan = _chosen(asked, wanted, after_loss=after_loss, trial=trial)
     found = plan.solution
     if request.links.quant_bits is not None:
-        from pipeedge.plan.scheduler import evaluate
-
-        schedule = found.schedule.with_quant_bits(request.links.quant_bits)
-        choice = plan.asked.choice
-        if choice is not None:
-            choice = dataclasses.replace(choice, batch_sizes=(plan.microbatch_size,))
-        asked = dataclasses.replace(plan.asked, choice=choice)
-        found = dataclasses.replace(evaluate(asked, schedule, hosts=wanted.hosts), schedule=schedule)
+        found = _with_bits(plan, request.links.quant_bits, wanted.hosts)
     prediction = found.costs.prediction(tokens)
     notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, tokens))
     return PlannedSchedule(
@@ -285,6 +278,29 @@ def _scheduled(
         plan.microbatch_size if plan.asked.choice is not None else None,
         plan.asked.choice,
     )
+
+
+def _with_bits(plan: ChosenPlan, bits: Sequence[int], hosts: Sequence[str] | None) -> Solution:
+    """Return a plan with the bits of ``-q`` on its links.
+
+    Raises:
+        InfeasibleError: With these bits, it does not keep the agreement that it was chosen for.
+    """
+    from pipeedge.plan.scheduler import Solution, evaluate
+
+    choice = plan.asked.choice
+    if choice is not None:
+        widths = tuple(sorted({0, *bits}))
+        choice = dataclasses.replace(choice, batch_sizes=(plan.microbatch_size,), widths=widths)
+    asked = dataclasses.replace(plan.asked, choice=choice)
+    schedule = plan.solution.schedule.with_quant_bits(bits)
+    costs = evaluate(asked, schedule, hosts=hosts).costs
+    if costs.max_loss is not None and costs.loss > costs.max_loss + 1e-9:
+        raise InfeasibleError(
+            f"-q: an agreement of {figure(1 - costs.loss, 4)} is expected, {figure(1 - costs.max_loss, 4)} "
+            "wanted; give more bits, or lower --min-agreement"
+        )
+    return Solution(schedule, costs)
 
 
 def _chosen(

@@ -188,13 +188,18 @@ def test_what_is_given_is_not_chosen(tmp_path: Path) -> None:
         ("--dtype float32", {"float32"}, 8),
         ("--link-bits 0", {"int8"}, 0),
         ("--link-bits auto", {"int8"}, 8),
-        ("-q 4,0", {"int8"}, 4),
+        ("-q 4,0 --min-agreement 0.98", {"int8"}, 4),
         ("--dtype float32 --link-bits 4 --min-agreement 0.9", {"float32"}, 4),
     ):
         stages = planned(f"{options} {more}").schedule.stages
         if len(stages) > 1:
             assert stages[0].quant_bits == bits, more
         assert dtypes <= {stage.dtype for stage in stages}, more
+
+
+def test_given_bits_have_to_keep_the_agreement(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"-q: an agreement of 0\.986 is expected, 0\.99 wanted"):
+        planned(f"{files(tmp_path)} -u 8 -q 4,0")
 
 
 def test_prediction_counts_the_bits_that_are_given(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from pipeedge.models.dtypes import slow_here
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.choice import choose
 from pipeedge.plan.link_speed import Estimate
+from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.sched_pipeline import find_executable
+from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import Choice, SchedulerRequest
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import NeighborLink as LinkSpec
@@ -30,6 +32,8 @@ from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler
 from pipeedge.profile.result_files import load_results
+from pipeedge.request.environment import Environment
+from pipeedge.request.options import parse_runtime
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.simulate.session import simulate_request
 from pipeedge.transport.rpc import RpcTransport
@@ -212,6 +216,15 @@ def a_plan_fails_on_held_out_items(patch: Patch) -> str:
         Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", choice=Choice((8,), 0.99, ("float32",))
     )
     return refused(lambda: choose(asked, ("a", "b"), trial=Half()))
+
+
+@says("-q: an agreement of 0.9 is expected, 0.99 wanted; give more bits, or lower --min-agreement")
+def given_bits_lose_too_much(patch: Patch) -> str:
+    schedule(model={**MODEL, "agreement_at_bits": {4: [0.9] * 3}})
+    files = "-sm m.yml -sdt t.yml -sd d.yml -H a,b --plan auto -q 4,0"
+    asked = parse_runtime(["0", "2", "-m", "m", *files.split()], Environment()).request
+    model = ListedModel("m", load_models(Path("m.yml"))["m"])
+    return refused(lambda: plan_schedule(asked, model))
 
 
 @says("no feasible schedule: layer 1 fits on no host: it needs …")
