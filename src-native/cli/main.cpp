@@ -209,7 +209,9 @@ int say(const Answer& answer, const CommandLine& line, const Messages& messages)
   if (accepted && line.format == Format::kYaml) print(schedule_yaml(answer));
   if (answer.found() && line.explain) std::fputs(explanation(answer, room_on_standard_error()).c_str(), stderr);
   if (answer.found() && line.losses) std::fputs(losses_text(answer).c_str(), stderr);
-  if (answer.found() && answer.solution.status != Status::kOptimal) messages.say(stopped_line(answer));
+  // A plan that follows another one may be less than the best, to keep the order of its hosts.
+  const bool may_be_less = answer.before.known() && answer.solution.elapsed_s < line.solver.time_limit_s;
+  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) messages.say(stopped_line(answer));
   for (const WhatIf& one : answer.what_ifs) messages.say(what_if_line(answer, one));
   if (accepted) {
     if (line.format == Format::kJson) print(report_json(answer));
