@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.auction.house import attend
-from pipeedge.auction.market import bid_of
-from pipeedge.plan.spec_files import load_device_types, load_models, load_neighbors
+from pipeedge.auction.market import Bid
+from pipeedge.auction.tables import read_tables
+from pipeedge.plan.spec_files import load_device_types, load_neighbors
 from pipeedge.plan.spec_writing import save_device_types, save_models, save_neighbors
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec, NeighborLink
 from pipeedge.request.config import WorldRequest
@@ -63,7 +64,7 @@ def write_files(directory: Path, devices: int, links: bool) -> None:
 
 def bidders(directory: Path, devices: int, port: int) -> None:
     """Run ranks from 1, each in a thread."""
-    models, kinds = (load_models(directory / "models.yml"), load_device_types(directory / "device_types.yml"))
+    kinds = load_device_types(directory / "device_types.yml")
     neighbours = load_neighbors(directory / "neighbours.yml")
 
     def bid(rank: int) -> None:
@@ -72,7 +73,13 @@ def bidders(directory: Path, devices: int, port: int) -> None:
         attend(
             world,
             host=host,
-            make_bid=lambda call: bid_of(host, kind, kinds[kind], neighbours[host], models[MODEL], call),
+            make_bid=lambda call: Bid(
+                host,
+                kind,
+                kinds[kind].bw_bytes_per_s,
+                read_tables(directory / "models.yml", directory / "device_types.yml", call).stage_s[kind],
+                neighbours[host],
+            ),
         )
 
     threads = [threading.Thread(target=bid, args=(rank,)) for rank in range(1, devices)]

@@ -61,7 +61,7 @@ def without_handling(model: str, work: Path) -> float:
     asked = scheduler.SchedulerRequest(
         work / "models.yml", work / "bare.yml", work / "devices.yml", model, 1, data_host="0"
     )
-    return scheduler.solve(scheduler.read_problem(asked)).throughput_items_per_s or 0.0
+    return scheduler.plan(asked).costs.throughput_items_per_s or 0.0
 
 
 def measure(model: str, cores: Cores, arguments: argparse.Namespace, table: Table) -> None:

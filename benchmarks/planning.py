@@ -38,9 +38,9 @@ from pipeedge.data import InputSource, open_input
 from pipeedge.data.agreement import agreement, outputs_by_block
 from pipeedge.models import find_model
 from pipeedge.plan import spec_writing
-from pipeedge.plan.joint_choice import choose_together
+from pipeedge.plan.choice import choose
 from pipeedge.plan.sched_pipeline import find_executable
-from pipeedge.plan.scheduler import SchedulerRequest
+from pipeedge.plan.scheduler import Choice, SchedulerRequest
 from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec
 from pipeedge.profile import emitting
 from pipeedge.profile.job import Job
@@ -295,7 +295,8 @@ def try_held_out(clusters: int) -> bool:
         for seed in range(clusters):
             request = write_cluster(folder, seed, spec, agreements)
             for wanted in (0.98, 0.99, 1.0):
-                found = choose_together(request, wanted, tuple(f"h{n}" for n in range(4)), trial=trial)
+                asked_for = replace(request, choice=Choice((1, 4, 16), wanted, DTYPES))
+                found = choose(asked_for, tuple(f"h{n}" for n in range(4)), trial=trial)
                 asked += 1
                 refused += len(found.notes) > 1
                 kept += trial(found.solution.schedule, found.microbatch_size) >= wanted - 1e-9

@@ -276,7 +276,7 @@ def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table:
                     UBATCH,
                     tokens=tokens,
                 )
-                rate = scheduler.solve(scheduler.read_problem(asked)).throughput_items_per_s or 1.0
+                rate = scheduler.plan(asked).costs.throughput_items_per_s or 1.0
                 items = UBATCH * max(LEAST_MICROBATCHES, int(RUN_S * rate / UBATCH))
                 write_sentences(work / "sentences.npz", items, tokens)
                 port = arguments.port + repetition * len(TEXT_LENGTHS) + number
@@ -284,8 +284,8 @@ def measure_text(model: str, cores: Cores, arguments: argparse.Namespace, table:
                 predicted = run(model, weights, work, cores, items, port, own)["predicted"]
                 promised[tokens].append(predicted["throughput_items_per_s"])
                 measured[tokens].append(predicted["throughput_items_per_s_measured"])
-            as_profiled = scheduler.read_problem(dataclasses.replace(asked, tokens=None))
-            alone = scheduler.solve(as_profiled).throughput_items_per_s
+            as_profiled = dataclasses.replace(asked, tokens=None)
+            alone = scheduler.plan(as_profiled).costs.throughput_items_per_s
             before.append(alone or 1.0)
         for tokens in TEXT_LENGTHS:
             errors = [

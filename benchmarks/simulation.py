@@ -39,10 +39,10 @@ from prediction import write_cluster as write_hosts
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 from pipeedge.report import find_bottleneck, read_run
 from pipeedge.simulate.options import SimulationRequest
 from pipeedge.simulate.session import simulate_request
+from pipeedge.simulate.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 TARGET = 0.05
 RUN_S = 12.0

@@ -5,16 +5,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-def at_length(lengths: list[float], values: list[float], wanted: float, layer: int) -> float:
-    """Scale a layer's cost to sentences of ``wanted`` tokens (``src-native/core/lengths.hpp``).
-
-    Args:
-        lengths: sentence lengths in tokens for which it was measured, ascending.
-        values: measured cost for each length.
-        wanted: sentence length in tokens.
-        layer: layer from 0, which determines whether it has attention; -1 for costs that grow with bytes.
-    """
-
 def element_bytes() -> dict[str, int]:
     """Return the bytes of a value that crosses a cut, by the number type of the stage that sends it."""
 

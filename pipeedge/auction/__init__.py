@@ -9,6 +9,7 @@
     └─────────────────────────────┘                            └──────────────────────────┘
 
 market     the call for bids, the bids, and their checks (pure)
+tables     what device types bid, by the native scheduler
 ordered    the best schedule in a given order of devices (pure)
 optimal    the best one in any order, by the native solver
 sale       which bids count, and who is left out (pure)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeedge.auction.house import Auctioneer, attend
-from pipeedge.auction.market import Bid, Call, Market, bid_of, length_note
+from pipeedge.auction.market import Bid, Call, Market, Seconds, check_profile, length_note
 from pipeedge.auction.optimal import optimal
 from pipeedge.auction.options import AuctionRequest, Selling, parse_auction
 from pipeedge.auction.ordered import Outcome, greedy_host_count, latency_ordered, throughput_ordered
 from pipeedge.auction.sale import Sale, Sold
+from pipeedge.auction.tables import BidTables, read_tables
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, named_output
 from pipeedge.base.guard import guard
@@ -114,7 +115,13 @@ def _own_bid(request: AuctionRequest, files: SpecFiles, call: Call) -> Bid:
     note = length_note(type_name, kind, call)
     if note is not None:
         _say(f"warning: {note}")
-    return bid_of(request.host, type_name, kind, links, model, call)
+    check_profile(type_name, kind, model, call)
+    stage_s = _tables(request, call).stage_s[type_name]
+    return Bid(request.host, type_name, kind.bw_bytes_per_s, stage_s, links)
+
+
+def _tables(request: AuctionRequest, call: Call) -> BidTables:
+    return read_tables(request.models_file, request.dev_types_file, call)
 
 
 def _model(request: AuctionRequest, models: Mapping[str, ModelSpec], call: Call) -> ModelSpec:
@@ -153,16 +160,21 @@ def _auctioneer(request: AuctionRequest, files: SpecFiles, replaced: frozenset[P
         transport="tcp-tls" if request.world.keys.given else "p2p",
     )
 
+    @functools.cache
+    def tables() -> BidTables:
+        return _tables(request, call)
+
     def expected(bid: Bid) -> Bid | None:
         kind = files.device_types.get(bid.type_name)
         if kind is None or call.model_name not in kind.profiles:
             return None
-        return bid_of(bid.host, bid.type_name, kind, {}, model, call)
+        check_profile(bid.type_name, kind, model, call)
+        return Bid(bid.host, bid.type_name, kind.bw_bytes_per_s, tables().stage_s[bid.type_name])
 
     return Auctioneer(
         call=call,
         sale=Sale(call, expected),
-        sell=lambda bids: _sell(request, bids, model, call, replaced),
+        sell=lambda bids: _sell(request, bids, tables().cut_bytes, call, replaced),
         warn=lambda line: _say(f"warning: {line}"),
     )
 
@@ -170,13 +182,13 @@ def _auctioneer(request: AuctionRequest, files: SpecFiles, replaced: frozenset[P
 def _sell(
     request: AuctionRequest,
     bids: Mapping[int, Bid],
-    model: ModelSpec,
+    cut_bytes: Seconds,
     call: Call,
     replaced: frozenset[Path],
 ) -> Sold:
     """Schedule from the bids, print the schedule and write it, and return the result to announce."""
     ranks = _ordered_ranks(list(bids), request.selling)
-    market = Market.of([bids[rank] for rank in ranks], model, call, request.selling.data_host)
+    market = Market.of([bids[rank] for rank in ranks], cut_bytes, call, request.selling.data_host)
     found = _schedule(market, request.selling)
     schedule = Schedule(
         tuple(

@@ -1,9 +1,9 @@
 """Define the call for bids and the bids of devices. Pure.
 
 A bid is a table of seconds: ``stage_s[first, last]`` for the layers ``[first, last)`` of a microbatch,
-infinite where the device makes no bid. How a device arrives at its figures is up to the device; ours adds
-up the times of its profile for whatever fits into its memory. On the wire a bid is a list for each first
-layer, with null where there is no bid.
+infinite where the device makes no bid. How a device arrives at its figures is up to the device; ours asks
+``sched-pipeline`` what its profile says of whatever fits into its memory (``tables``). On the wire a bid is a
+list for each first layer, with null where there is no bid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from pipeedge.base.wording import count, figure
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.specs import DeviceType, ModelProfile, ModelSpec, NeighborLink, short_dtype
 
-__all__ = ["Bid", "Call", "Market", "NoBid", "Offer", "Seconds", "bid_of", "contradiction", "length_note"]
+__all__ = [
+    "Bid",
+    "Call",
+    "Market",
+    "NoBid",
+    "Offer",
+    "Seconds",
+    "check_profile",
+    "contradiction",
+    "length_note",
+]
 
 Seconds = npt.NDArray[np.float64]
 
@@ -159,15 +169,8 @@ class Bid:
         return Bid(self.host, self.type_name, self.bw_bytes_per_s, kept, self.links)
 
 
-def bid_of(
-    host: str,
-    type_name: str,
-    kind: DeviceType,
-    links: Mapping[str, NeighborLink],
-    model: ModelSpec,
-    call: Call,
-) -> Bid:
-    """Return the bid of a device with this profile: layer times, summed for each stage that fits its memory.
+def check_profile(type_name: str, kind: DeviceType, model: ModelSpec, call: Call) -> None:
+    """Check that a device type can bid.
 
     Raises:
         RequestError: There is no profile under the conditions of the call, or it is of another model.
@@ -185,9 +188,6 @@ def bid_of(
             f"{model.layers} in this device's and {len(profile.time_s)} in the profile of {type_name}; use "
             "the same files everywhere"
         )
-    if call.tokens is not None:
-        profile, model = profile.at_tokens(call.tokens), model.at_tokens(call.tokens)
-    return Bid(host, type_name, kind.bw_bytes_per_s, _stage_seconds(kind, profile, model, call), links)
 
 
 def length_note(type_name: str, kind: DeviceType, call: Call) -> str | None:
@@ -208,56 +208,6 @@ def _profile(kind: DeviceType, call: Call) -> ModelProfile | None:
         if profile.batch_size == call.microbatch_size and short_dtype(profile.dtype) == call.dtype:
             return profile
     return None
-
-
-def _stage_seconds(kind: DeviceType, profile: ModelProfile, model: ModelSpec, call: Call) -> Seconds:
-    """Return the seconds of each stage, with layers, link handling and memory counted as by the scheduler."""
-    cuts = call.layers + 1
-    ends = np.arange(cuts)
-    seconds = np.concatenate(([0.0], np.cumsum(profile.time_s)))
-    buffered = (
-        np.array([model.elements_in, *model.elements_out]) * call.microbatch_size * ELEMENT_BYTES[call.dtype]
-    )
-    needed = (
-        _held_bytes(np.array(profile.weights_of(model)), model.shared_with)
-        + call.buffers_in * buffered[:, None]
-        + call.buffers_out * buffered[None, :]
-        + _largest_within(_known(profile.activation_bytes, call.layers))
-    )
-    profile = profile.over(call.transport, buffered.tolist())
-    receive = np.concatenate(([0.0], _known(profile.receive_s, call.layers)[1:], [0.0]))
-    send = np.concatenate(([0.0], _known(profile.send_s, call.layers)[:-1], [0.0]))
-    layers_s = np.maximum(0.0, seconds[None, :] - seconds[:, None])
-    taken = (ends[:, None] < ends[None, :]) & (needed <= kind.mem_bytes * (1 + 1e-9))
-    return np.where(taken, receive[:, None] + layers_s + send[None, :], np.inf)
-
-
-def _held_bytes(weights: Seconds, shared_with: Sequence[int]) -> Seconds:
-    """Return the bytes of the weights of each stage ``[first, last)`` as an array ``[n + 1, n + 1]``.
-
-    A layer that shares its weights with an earlier one of the stage counts as far as it is larger.
-    """
-    layers = len(weights)
-    twins = np.array(shared_with or [0] * layers, dtype=int) - 1
-    shared = np.minimum(weights, weights[twins])
-    held = np.zeros((layers + 1, layers + 1))
-    for first in range(layers):
-        added = weights - np.where(twins >= first, shared, 0.0)
-        held[first, first + 1 :] = np.cumsum(added[first:])
-    return held
-
-
-def _known(values: Sequence[float], layers: int) -> Seconds:
-    """Return an optional figure of each layer, 0 where the profile has none."""
-    return np.array(values) if values else np.zeros(layers)
-
-
-def _largest_within(values: Seconds) -> Seconds:
-    """Return the largest of ``values[first:last]`` as an array ``[n + 1, n + 1]``."""
-    largest = np.zeros((len(values) + 1, len(values) + 1))
-    for first in range(len(values)):
-        largest[first, first + 1 :] = np.maximum.accumulate(values[first:])
-    return largest
 
 
 def contradiction(bid: Bid, expected: Bid) -> str | None:
@@ -289,26 +239,19 @@ class Market:
     """Index of the device that reads the input and collects the output, or None to ignore both."""
 
     @classmethod
-    def of(cls, bids: Sequence[Bid], model: ModelSpec, call: Call, data_host: str | None) -> Market:
+    def of(cls, bids: Sequence[Bid], cut_bytes: Seconds, call: Call, data_host: str | None) -> Market:
         """Build the market from the bids that arrived.
 
         Raises:
             ScheduleError: The data host made no bid.
         """
-        if call.tokens is not None:
-            model = model.at_tokens(call.tokens)
         hosts = [bid.host for bid in bids]
         if data_host is not None and data_host not in hosts:
             raise ScheduleError(
                 f"-D/--data-host {data_host} made no bid; choose one that did: {', '.join(hosts)}"
             )
-        elements = np.array([model.elements_in, *model.elements_out], dtype=np.float64)
-        return cls(
-            tuple(bids),
-            elements * call.microbatch_size * ELEMENT_BYTES[call.dtype],
-            call.microbatch_size,
-            None if data_host is None else hosts.index(data_host),
-        )
+        data = None if data_host is None else hosts.index(data_host)
+        return cls(tuple(bids), cut_bytes, call.microbatch_size, data)
 
     @property
     def layers(self) -> int:

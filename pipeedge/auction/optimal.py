@@ -35,7 +35,7 @@ def optimal(market: Market, *, time_limit_s: float = 5.0) -> Outcome:
     except InfeasibleError:
         raise InfeasibleError(f"no schedule: {market.why_not()}") from None
     stages = tuple((stage.rank, stage.layers.start, stage.layers.stop) for stage in found.schedule.stages)
-    return outcome(market, stages, found.gap)
+    return outcome(market, stages, found.costs.gap)
 
 
 def _problem(market: Market, time_limit_s: float) -> Problem:

@@ -5,8 +5,8 @@
     and without rank 3        rank 0 [1-8]                     rank 2 [9-24]
 
 ``smallest_change`` serves schedules that the user gave: the fewest ranks with a stage get other layers, and
-the fewest bytes are loaded. ``keep_layers`` serves schedules that the scheduler made for the hosts that are
-left: hosts that are interchangeable are exchanged until the fewest bytes are loaded.
+the fewest bytes are loaded. Where the scheduler plans for the hosts that are left, ``loaded_by`` tells it
+what they have: of hosts that are interchangeable, it takes those that load the fewest bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
+from pipeedge.plan.placing import PlacedStage, Placing
 
-__all__ = ["Survivor", "keep_layers", "smallest_change"]
+__all__ = ["Survivor", "loaded_by", "smallest_change"]
 
 _MB = 1 << 20
-_MOST_EXCHANGED = 10
-"""Largest number of interchangeable hosts whose best assignment is searched for."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,15 @@ class Survivor:
     host: str | None = None
     holds: LayerRange | None = None
     """Layers that it has loaded, or None."""
+    dtype: str = "float32"
+    """Number type of these layers."""
+
+
+def loaded_by(survivors: Sequence[Survivor], names: Sequence[str]) -> Placing:
+    """Return the layers that survivors have loaded, on the hosts that ``names`` has for their ranks."""
+    return tuple(
+        PlacedStage(names[one.rank], one.holds, dtype=one.dtype) for one in survivors if one.holds is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -173,48 +181,3 @@ def _explain(weights: _Weights, survivors: Sequence[Survivor], reached: int) -> 
         f"the layers need {figure(weights.bytes(0, weights.layers) / _MB)} MB, and the ranks that are left "
         f"have {figure(room / _MB)} MB, which suffices up to layer {reached}"
     )
-
-
-def keep_layers(
-    schedule: Schedule, groups: Sequence[Sequence[Survivor]], layer_bytes: Sequence[float]
-) -> Schedule:
-    """Return the schedule with interchangeable hosts exchanged, so that they load the fewest bytes.
-
-    Among equals, as many hosts as possible stay where the schedule has them.
-
-    Args:
-        schedule: The optimum for the hosts that are left.
-        groups: Ranks of one kind of host and with the same links each, with or without a stage; none of them
-            the data host, whose own work counts.
-        layer_bytes: Bytes of the weights of each layer.
-    """
-    weights, stages = _Weights(layer_bytes), list(schedule.stages)
-    for group in groups:
-        ranks = {one.rank for one in group}
-        places = [number for number, stage in enumerate(stages) if stage.rank in ranks]
-        if len(group) > _MOST_EXCHANGED:
-            continue
-        chosen = _assign(weights, [stages[number] for number in places], group)
-        for number, survivor in zip(places, chosen, strict=True):
-            stages[number] = replace(stages[number], rank=survivor.rank, host=survivor.host)
-    return Schedule(tuple(stages))
-
-
-def _assign(weights: _Weights, stages: Sequence[StagePlan], group: Sequence[Survivor]) -> list[Survivor]:
-    """Return the rank for each stage, such that the fewest bytes are loaded, then the fewest ranks move."""
-    best: dict[int, tuple[tuple[float, int], list[Survivor]]] = {0: ((0.0, 0), [])}
-    for stage in stages:
-        further: dict[int, tuple[tuple[float, int], list[Survivor]]] = {}
-        for used, ((loaded, moved), chosen) in best.items():
-            for number, survivor in enumerate(group):
-                if used >> number & 1:
-                    continue
-                cost = (
-                    loaded + weights.to_load(stage.layers, survivor.holds),
-                    moved + (survivor.rank != stage.rank),
-                )
-                key = used | 1 << number
-                if key not in further or cost < further[key][0]:
-                    further[key] = (cost, [*chosen, survivor])
-        best = further
-    return min(best.values(), key=lambda one: one[0])[1]

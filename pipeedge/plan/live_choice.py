@@ -1,4 +1,4 @@
-"""Decide whether a running pipeline should have another plan. Pure: the search is passed in.
+"""Decide whether a running pipeline should have another plan. Pure: search and costs are passed in.
 
     WorkWindow ──measured──> Conditions ──ChangeDetector──> nothing has moved: nothing to do
                               │                something has, or hosts have come ──search──> candidates
@@ -21,15 +21,16 @@ from dataclasses import dataclass
 
 from pipeedge.base.wording import figure
 from pipeedge.plan.change_detection import MANY_WINDOWS, WINDOWS, ChangeDetector, WorkWindow, items_per_s
-from pipeedge.plan.conditions import Conditions, HostPair, PlacedStage, measured, period_s
-from pipeedge.plan.problem import Problem
-from pipeedge.plan.switch_memory import fits_beside, to_load_bytes
+from pipeedge.plan.conditions import Conditions, HostPair, measured
+from pipeedge.plan.costs import MomentCosts, PlanCosts
+from pipeedge.plan.placing import Placing
 
-__all__ = ["LivePlanning", "MeasuredGain", "Placing", "Proposal", "Search", "moved_words"]
+__all__ = ["CostsOf", "LivePlanning", "MeasuredGain", "Objective", "Proposal", "Search", "moved_words"]
 
-Placing = tuple[PlacedStage, ...]
 Search = Callable[[Conditions, frozenset[str], Placing], Placing | None]
 """Returns the best stages for the conditions, on some hosts, that can be loaded beside the present ones."""
+CostsOf = Callable[[Sequence[Placing], Placing, Sequence[Conditions]], Sequence[PlanCosts]]
+"""Returns what plans cost that are to be loaded beside the present one, as profiled and at some moments."""
 _Key = tuple[str, ...]
 """A host, or the two hosts of a link."""
 
@@ -57,18 +58,43 @@ _PAID = -0.05
 
 
 @dataclass(frozen=True)
+class Objective:
+    """What plans are to make as good as they can."""
+
+    name: str = "throughput"
+    """``throughput``, ``latency`` or ``energy``."""
+    min_items_per_s: float = 0.0
+    """Least throughput where energy is the objective."""
+
+    @property
+    def is_rate(self) -> bool:
+        """Whether it can be measured as items per second."""
+        return self.name == "throughput"
+
+    def merit(self, moment: MomentCosts) -> float:
+        """Return how good a plan is then: microbatches a second, or the inverse of seconds or joules."""
+        if self.is_rate:
+            return 1 / moment.bottleneck_s
+        value = moment.joules_per_item if self.name == "energy" else moment.latency_s
+        return 0.0 if value is None else 1 / value
+
+
+@dataclass(frozen=True)
 class Proposal:
     """Another plan, and what it promises."""
 
     stages: Placing
     gain: float
-    """Predicted gain in throughput, as a fraction."""
+    """Predicted gain in what is the objective, as a fraction."""
     why: str
     """Reason for the change, for the user."""
     items_per_s: float
     """Items per second of the present plan, as measured while the conditions were what they are."""
     conditions: Conditions
     """Conditions that are expected to last."""
+    objective: Objective = Objective()
+    before: float | None = None
+    """Seconds of latency, or joules of an item, of the present plan; None if the objective is another."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +118,29 @@ class LivePlanning:
     """Watches a run and proposes other plans.
 
     Args:
-        problem: The profiles of all hosts.
         search: Finds the best plan for some conditions.
+        costs: Says what plans cost.
+        data_host: Host that reads the input and collects the results, or None if that costs nothing.
+        objective: What plans are to make as good as they can.
         varying: Whether items differ in size, like sentences.
     """
 
-    def __init__(self, problem: Problem, search: Search, *, varying: bool = False) -> None:
-        self._problem = problem
+    def __init__(
+        self,
+        search: Search,
+        costs: CostsOf,
+        data_host: str | None = None,
+        *,
+        objective: Objective = Objective(),
+        varying: bool = False,
+    ) -> None:
         self._search = search
+        self._costs = costs
+        self._data_host = data_host
+        self._objective = objective
         self._varying = varying
+        self._profiled: tuple[Placing, PlanCosts] | None = None
+        self._reached_at: tuple[int, Placing, float] | None = None
         self._moved_figures: ChangeDetector[_Key] = ChangeDetector()
         self._present: Placing = ()
         self._hosts: frozenset[str] = frozenset()
@@ -162,6 +202,9 @@ class LivePlanning:
         trial = self._trial
         if trial is None or not self.is_settled:
             return None
+        if not self._objective.is_rate:  # no window shows it
+            self._trial = None
+            return None
         found = MeasuredGain(trial.predicted, items_per_s(self._of_present) / trial.items_per_s - 1)
         # A single disturbed window does not take a change back.
         middle = statistics.median(items_per_s([window]) for window in self._of_present)
@@ -195,7 +238,7 @@ class LivePlanning:
     def _note(self, window: WorkWindow) -> None:
         """Note one more window."""
         self._windows += 1
-        seen = measured(self._problem, self._present, window.stages, varying=self._varying)
+        seen = measured(self._as_profiled(), window.stages, self._data_host, varying=self._varying)
         values: dict[_Key, float] = {(host,): slow / seen.common for host, slow in seen.hosts.items()}
         values |= {pair: slow / seen.common for pair, slow in seen.links.items()}
         self._moved_figures.add(values)
@@ -264,15 +307,35 @@ class LivePlanning:
         """Conditions of the latest windows."""
         return self._absolute(self._known(self._moved_figures.measured()))
 
-    def _throughput(self, stages: Placing, windows: int) -> float:
-        """Return the microbatches per second that stages allow under the latest conditions.
+    def _as_profiled(self) -> PlanCosts:
+        """Return the costs of the present plan as its profiles say."""
+        known = self._profiled
+        if known is None or known[0] != self._present:
+            (costs,) = self._costs([self._present], self._present, [])
+            self._profiled = known = (self._present, costs)
+        return known[1]
 
-        In many windows together, that is their mean. Of a few windows, the first may only in part have the
+    def _moments(self, windows: int) -> list[Conditions]:
+        """Return the conditions under which plans are compared.
+
+        Of many windows together, those are all of them. Of a few windows, the first may only in part have the
         conditions of the others, so that their median counts. What has hardly moved counts as measured here:
         that two hosts are planned as equals does not make them equally fast.
         """
-        seen = list(self._recent(windows)) if windows > WINDOWS else [self._measured]
-        return statistics.fmean(1 / period_s(self._problem, stages, one) for one in seen)
+        return list(self._recent(windows)) if windows > WINDOWS else [self._measured]
+
+    def _merits(self, costs: Sequence[PlanCosts]) -> list[float]:
+        """Return how good each plan is in the mean of all moments.
+
+        One that is too slow is worth nothing, unless the first one, the present plan, is too slow itself:
+        then the fastest one is the best.
+        """
+        rates = [statistics.fmean(1 / one.bottleneck_s for one in each.moments) for each in costs]
+        least = self._objective.min_items_per_s / costs[0].batch_size * (1 - 1e-9)
+        if self._objective.is_rate or rates[0] < least:
+            return rates
+        merits = [statistics.fmean(map(self._objective.merit, each.moments)) for each in costs]
+        return [merit if rate >= least else 0.0 for merit, rate in zip(merits, rates, strict=True)]
 
     def _is_limit(self, least: float = _LIMITED) -> bool:
         """Return whether the stages and links limit the throughput, and not the input."""
@@ -280,10 +343,16 @@ class LivePlanning:
 
     def _reached(self) -> float:
         """Return the throughput of the latest windows, as a fraction of what the slowest stage allows."""
-        rates = [rate for _, rate in list(self._history)[-WINDOWS:]]
-        periods = [period_s(self._problem, self._present, seen) for seen in self._recent(WINDOWS)]
-        size = self._problem.batch_size
-        return statistics.median(rate * period / size for rate, period in zip(rates, periods, strict=True))
+        known = self._reached_at
+        if known is None or known[:2] != (self._windows, self._present):
+            rates = [rate for _, rate in list(self._history)[-WINDOWS:]]
+            (costs,) = self._costs([self._present], self._present, list(self._recent(WINDOWS)))
+            reached = (
+                rate * moment.bottleneck_s / costs.batch_size
+                for rate, moment in zip(rates, costs.moments, strict=True)
+            )
+            self._reached_at = known = (self._windows, self._present, statistics.median(reached))
+        return known[2]
 
     def _reach(self) -> float:
         """Return what a balanced plan reaches of what its slowest stage allows, compared with the present.
@@ -298,30 +367,34 @@ class LivePlanning:
     def _best(self, waited: int, left_items: float | None) -> Proposal | None:
         # Where no number has moved, only many windows tell a gain from noise.
         windows = max(waited if self._moved_figures.duration else MANY_WINDOWS, self._patience())
-        now, reach = self._throughput(self._present, windows), self._reach()
-        least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
-        best: Proposal | None = None
-        why = moved_words(self._moved_figures.moved()) or "other hosts are there"
-        for stages in self._possible():
-            gain = reach * self._throughput(stages, windows) / now - 1
-            if gain >= least and (best is None or gain > best.gain):
-                best = self._proposal(stages, gain, why)
-        if best is None or not self._is_limit():
+        plans = [self._present, *self._possible()]
+        if len(plans) == 1:
             return None
-        return best if self._pays(best, now * self._problem.batch_size, left_items) else None
+        costs = self._costs(plans, self._present, self._moments(windows))
+        now, *merits = self._merits(costs)
+        if not now:
+            return None
+        reach = self._reach() if self._objective.is_rate else 1.0
+        least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
+        best: tuple[Proposal, PlanCosts] | None = None
+        why = moved_words(self._moved_figures.moved()) or "other hosts are there"
+        for stages, its_costs, merit in zip(plans[1:], costs[1:], merits, strict=True):
+            gain = reach * merit / now - 1
+            if its_costs.fits and gain >= least and (best is None or gain > best[0].gain):
+                best = self._proposal(stages, gain, why, 1 / now), its_costs
+        if best is None or (self._objective.name != "latency" and not self._is_limit()):
+            return None
+        rate = statistics.fmean(1 / moment.bottleneck_s for moment in costs[0].moments)
+        return best[0] if self._pays(*best, rate * costs[0].batch_size, left_items) else None
 
     def _possible(self) -> Iterator[Placing]:
-        """Yield the candidates that could take over."""
+        """Yield the candidates whose hosts are there."""
         for stages in self._candidates:
-            if stages == self._present or self._has_failed(stages):
-                continue
-            if self._can_follow(stages):
+            if stages != self._present and not self._has_failed(stages) and self._are_here(stages):
                 yield stages
 
-    def _can_follow(self, stages: Placing) -> bool:
-        """Return whether the hosts are there, and have memory for the plan beside the present one."""
-        here = {stage.host for stage in stages} <= self._hosts
-        return here and fits_beside(self._problem, self._present, stages)
+    def _are_here(self, stages: Placing) -> bool:
+        return {stage.host for stage in stages} <= self._hosts
 
     def _has_failed(self, stages: Placing) -> bool:
         return self._windows - self._failed.get(stages, -_KEPT) < _KEPT
@@ -332,12 +405,15 @@ class LivePlanning:
         Of two plans that have both turned out to be slower, as a load that comes and goes may make them look,
         the present one stays.
         """
-        if self._back is None or self._has_failed(self._back[0]) or not self._can_follow(self._back[0]):
+        if self._back is None or self._has_failed(self._back[0]) or not self._are_here(self._back[0]):
             return None
-        return self._proposal(*self._back, "the last change made the run slower")
+        (costs,) = self._costs([self._back[0]], self._present, [])
+        return self._proposal(*self._back, "the last change made the run slower") if costs.fits else None
 
-    def _proposal(self, stages: Placing, gain: float, why: str) -> Proposal:
-        return Proposal(stages, gain, why, self._rate(), self.expected)
+    def _proposal(self, stages: Placing, gain: float, why: str, before: float | None = None) -> Proposal:
+        objective = self._objective
+        known = None if objective.is_rate else before
+        return Proposal(stages, gain, why, self._rate(), self.expected, objective, known)
 
     def _rate(self) -> float:
         """Return the items per second of the present plan since the conditions are what they are.
@@ -347,11 +423,18 @@ class LivePlanning:
         moved = max(WINDOWS, self._moved_figures.duration) - 1
         return items_per_s(list(self._of_present)[-moved:])
 
-    def _pays(self, proposal: Proposal, items_per_s: float, left_items: float | None) -> bool:
-        """Return whether a proposal saves more than it costs."""
-        left = items_per_s * HORIZON_S if left_items is None else left_items
-        load_s = to_load_bytes(self._problem, self._present, proposal.stages) / _LOAD_BYTES_PER_S
-        return left / items_per_s - left / (items_per_s * (1 + proposal.gain)) > load_s + _SPARE_S
+    def _pays(
+        self, proposal: Proposal, costs: PlanCosts, items_per_s: float, left_items: float | None
+    ) -> bool:
+        """Return whether a proposal saves more than it costs.
+
+        What is saved is time, if the throughput is the objective. Else the new plan has to run for longer
+        than it is loaded.
+        """
+        left_s = HORIZON_S if left_items is None else left_items / items_per_s
+        saved_s = left_s - left_s / (1 + proposal.gain) if self._objective.is_rate else left_s
+        load_s = max(stage.load_bytes or 0.0 for stage in costs.schedule) / _LOAD_BYTES_PER_S
+        return saved_s > load_s + _SPARE_S
 
 
 def _conditions(known: Mapping[_Key, float], common: float) -> Conditions:

@@ -1,38 +1,39 @@
-"""Search for the best schedule under measured conditions, on rank 0 of a run that is scheduled from files."""
+"""Search for the best schedule under measured conditions, on rank 0 of a run that is scheduled from files.
+
+``sched-pipeline`` searches and evaluates: the files are read once, into the problem that this module keeps as
+the program printed it, and each question here is one call. While a plan takes over, hosts hold the layers of
+both, and keep their order as far as that costs next to nothing; the program knows how.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pipeedge.base.errors import InfeasibleError
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.fields import MALFORMED, convert
+from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.models.outline import Outline
 from pipeedge.plan import scheduler
-from pipeedge.plan.after_loss import Survivor, keep_layers
-from pipeedge.plan.conditions import (
-    Conditions,
-    collecting_seconds,
-    data_seconds,
-    feeding_seconds,
-    input_seconds,
-    link_seconds,
-    stage_seconds,
-    with_conditions,
-)
-from pipeedge.plan.host_order import in_present_order
-from pipeedge.plan.live_choice import Placing
+from pipeedge.plan.after_loss import Survivor, loaded_by
+from pipeedge.plan.conditions import Conditions
+from pipeedge.plan.costs import PlanCosts
+from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.prediction import Prediction, StagePrediction
-from pipeedge.plan.problem import ELEMENT_BYTES, Problem
+from pipeedge.plan.problem import SolverOptions
+from pipeedge.plan.sched_pipeline import not_understood
 from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
-from pipeedge.plan.switch_memory import best_beside, fits_beside, placed
+from pipeedge.plan.scheduler import Choice
 from pipeedge.request.config import RunRequest
 
-__all__ = ["LiveSearch", "host_names", "profiled_problem"]
+__all__ = ["LiveSearch", "host_names", "profiled_search"]
 
 _TIME_LIMIT_S = 3.0
 """Seconds after which the best schedule found so far will do; the run goes on meanwhile."""
+
+Ask = Callable[[Mapping[str, Any], Sequence[str], float], Any]
+"""Returns what the program answers to a problem, with options and a time limit."""
 
 
 def host_names(request: RunRequest) -> tuple[str, ...]:
@@ -40,84 +41,113 @@ def host_names(request: RunRequest) -> tuple[str, ...]:
     return request.schedule.hosts or tuple(map(str, range(request.world.size)))
 
 
-def profiled_problem(request: RunRequest, model: Outline, plan: Plan) -> Problem:
-    """Return the profiles of all hosts for a run, with the number types and microbatches that it has.
+def profiled_search(
+    request: RunRequest, model: Outline, plan: Plan, limits: Choice | None = None
+) -> LiveSearch:
+    """Return the search over the profiles of all hosts for a run.
+
+    Args:
+        request: Request of rank 0.
+        model: The model.
+        plan: The plan that runs, whose microbatches keep their size.
+        limits: What was chosen with it within which limits, or None for nothing but the cut.
 
     Raises:
         PipeEdgeError: The files are wrong, or are not those of the run any longer.
     """
-    from pipeedge.plan.spec_files import read_files
-
-    asked, _ = scheduler_request(request, model, plan.max_tokens, eight_bit=plan.pixel_table is not None)
-    dtypes = {stage.dtype for stage in plan.schedule.stages}
-    widest = max(dtypes, key=lambda name: (ELEMENT_BYTES[name], name))
-    by_type: Mapping[str, str] = {}
-    if len(dtypes) > 1:
-        names, devices = host_names(request), read_files(devices=request.schedule.dev_file).devices
-        kinds = {host: kind for kind, hosts in devices.items() for host in hosts}
-        by_type = {kinds[names[stage.rank]]: stage.dtype for stage in plan.schedule.stages}
-    return scheduler.read_problem(
-        dataclasses.replace(
-            asked,
-            dtype=f"torch.{widest}",
-            dtype_of=by_type,
-            microbatch_size=plan.microbatch_size,
-            time_limit_s=_TIME_LIMIT_S,
-        )
+    request = dataclasses.replace(request, microbatch_size=plan.microbatch_size)
+    asked, _ = scheduler_request(
+        request,
+        model,
+        plan.max_tokens,
+        eight_bit=plan.pixel_table is not None,
+        ranks=range(request.world.size),
+        limits=limits,
     )
+    asked = dataclasses.replace(asked, time_limit_s=_TIME_LIMIT_S)
+    body = scheduler.read_problem(asked)
+    return LiveSearch(body, asked.solver_options, host_names(request), request.links.quant_bits)
 
 
 class LiveSearch:
-    """Finds schedules that can take over from the present one, without loss of memory.
+    """Finds schedules that can take over from the present one, and says what they cost.
 
     Args:
-        problem: The profiles of all hosts.
+        body: The profiles of all hosts, as a problem of ``sched-pipeline``.
+        options: Objective and limits of the search.
         names: Host of each rank.
         quant_bits: Bits per value on each link if the user has chosen them, or None.
-        solve: The scheduler.
+        ask: Asks the program.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        body: Mapping[str, Any],
+        options: SolverOptions,
         names: Sequence[str],
         quant_bits: Sequence[int] | None = None,
-        solve: Callable[..., scheduler.Solution] = scheduler.solve,
+        ask: Ask = scheduler.ask,
     ) -> None:
-        self._problem = problem
+        self._body = body
+        self._options = options
         self._names = tuple(names)
         self._quant_bits = quant_bits
-        self._solve = solve
+        self._ask = ask
+
+    @property
+    def data_host(self) -> str | None:
+        """Host that reads the input and collects the results, or None if that is not counted."""
+        host: str | None = self._body.get("data_host")
+        return host
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the profiles have times; without them, nothing can be slower."""
+        return any(
+            any(kind.get("time_s") or ()) for setting in _settings(self._body) for kind in setting["types"]
+        )
 
     def __call__(self, conditions: Conditions, hosts: frozenset[str], present: Placing) -> Placing | None:
         """Return the best stages on ``hosts``, or None if they can have none but the present ones."""
-        problem = with_conditions(self._on(hosts), conditions)
-        try:
-            found = best_beside(problem, present, self._solved)
-        except InfeasibleError:
+        running = to_bodies(_without_bits(present) if self._quant_bits is not None else present)
+        found = self._found(conditions, hosts, {"running": running})
+        if found is None or placed(found, self._names) == present:
             return None
-        holds = {stage.host: stage.layers for stage in present}
-        kept = self._with_kept_layers(problem, found, holds)
-        found = kept if fits_beside(problem, present, kept) else found
-        found = in_present_order(problem, present, found)
-        return None if found == present else found
+        return placed(found, self._names)
+
+    def costs(
+        self, plans: Sequence[Placing], present: Placing, moments: Sequence[Conditions]
+    ) -> list[PlanCosts]:
+        """Return what plans cost beside the present one, as profiled and at some moments."""
+        hosts = self._hosts(self._body)
+        body = {
+            **self._body,
+            "conditions": {
+                "running": to_bodies(present),
+                "plans": [to_bodies(plan) for plan in plans],
+                "moments": [conditions.to_body(hosts) for conditions in moments],
+            },
+        }
+        answer = self._ask(body, self._options.evaluating(), _TIME_LIMIT_S)
+        try:
+            found: list[PlanCosts] = convert(answer["plans"], list[PlanCosts])
+        except MALFORMED as error:
+            raise not_understood(error) from error
+        return found
 
     def after_loss(
-        self, conditions: Conditions, held: Mapping[str, LayerRange | None], tokens: int | None
+        self, conditions: Conditions, survivors: Sequence[Survivor], tokens: int | None
     ) -> PlannedSchedule | None:
         """Return the best schedule when no other one runs, or None if there is none.
 
         Args:
             conditions: Measured conditions.
-            held: Hosts that are left, with the layers that they have loaded.
+            survivors: Ranks that are left, with the layers that they have loaded.
             tokens: Tokens of the longest sentence of the input; None for images.
         """
-        problem = with_conditions(self._on(frozenset(held)), conditions)
-        try:
-            found = self._solved(problem)
-        except InfeasibleError:
-            return None
-        return self.planned(self._with_kept_layers(problem, found, held), conditions, tokens)
+        hosts = frozenset(self._names[one.rank] for one in survivors)
+        found = self._found(conditions, hosts, {"loaded": to_bodies(loaded_by(survivors, self._names))})
+        return None if found is None else self.planned(placed(found, self._names), conditions, tokens)
 
     def planned(self, stages: Placing, conditions: Conditions, tokens: int | None) -> PlannedSchedule:
         """Return stages as a schedule, and what it promises under some conditions.
@@ -127,70 +157,63 @@ class LiveSearch:
             conditions: Conditions to predict for.
             tokens: Tokens of the longest sentence of the input; None for images.
         """
-        problem = with_conditions(self._on(frozenset(self._names)), conditions)
-        return PlannedSchedule(self._schedule(stages), _predicted(problem, stages, tokens))
+        body = {
+            **self._body,
+            "conditions": {**conditions.to_body(self._hosts(self._body)), "plans": [to_bodies(stages)]},
+        }
+        answer = self._ask(body, self._options.evaluating(), _TIME_LIMIT_S)
+        found = scheduler.read_answer(answer["plans"][0], self._names)
+        return PlannedSchedule(self._schedule(stages), found.costs.prediction(tokens))
 
-    def _on(self, hosts: frozenset[str]) -> Problem:
+    def _found(
+        self, conditions: Conditions, hosts: frozenset[str], before: Mapping[str, Any]
+    ) -> Schedule | None:
+        """Return the best schedule on some hosts; None if there is none."""
+        body = self._on(hosts)
+        body["conditions"] = {**conditions.to_body(self._hosts(body)), **before}
+        try:
+            answer = self._ask(body, self._options.arguments(), _TIME_LIMIT_S)
+        except InfeasibleError:
+            return None
+        schedule = scheduler.read_answer(answer, self._names).schedule
+        if self._quant_bits is None:
+            return schedule
+        if len(self._quant_bits) != len(schedule.stages):  # -q has bits for another number of links
+            return None
+        return schedule.with_quant_bits(self._quant_bits)
+
+    def _on(self, hosts: frozenset[str]) -> dict[str, Any]:
         """Return the problem with some of the hosts."""
-        problem = self._problem
-        return dataclasses.replace(
-            problem,
-            hosts={host: kind for host, kind in problem.hosts.items() if host in hosts},
-            links=tuple(link for link in problem.links if {link.source, link.target} <= hosts),
-        )
 
-    def _solved(self, problem: Problem) -> Placing:
-        schedule = self._solve(problem, hosts=self._names).schedule
-        if self._quant_bits is not None:
-            if len(self._quant_bits) != len(schedule.stages):
-                raise InfeasibleError("-q has bits for another number of links")
-            schedule = schedule.with_quant_bits(self._quant_bits)
-        return placed(schedule, self._names)
+        def limited(setting: Mapping[str, Any]) -> dict[str, Any]:
+            found = dict(setting)
+            if "hosts" in found:
+                found["hosts"] = [host for host in found["hosts"] if host["name"] in hosts]
+            if found.get("links"):
+                found["links"] = [link for link in found["links"] if {link["from"], link["to"]} <= hosts]
+            return found
+
+        body = limited(self._body)
+        if body.get("settings"):
+            body["settings"] = [limited(setting) for setting in body["settings"]]
+        return body
+
+    def _hosts(self, body: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset(host["name"] for setting in _settings(body) for host in setting["hosts"])
 
     def _schedule(self, stages: Placing) -> Schedule:
         return Schedule(
             tuple(
-                StagePlan(
-                    stage.layers,
-                    self._names.index(stage.host),
-                    stage.host,
-                    stage.bits,
-                    self._problem.kind_of(stage.host).dtype or "float32",
-                )
+                StagePlan(stage.layers, self._names.index(stage.host), stage.host, stage.bits, stage.dtype)
                 for stage in stages
             )
         )
 
-    def _with_kept_layers(
-        self, problem: Problem, found: Placing, holds: Mapping[str, LayerRange | None]
-    ) -> Placing:
-        """Return the stages with equal hosts exchanged, so that these load the fewest bytes."""
-        groups: dict[str, list[Survivor]] = {}
-        if not problem.links:  # otherwise the links of each host are its own
-            for host, kind in problem.hosts.items():
-                if host != problem.data_host and host in self._names:
-                    survivor = Survivor(self._names.index(host), 0.0, host, holds.get(host))
-                    groups.setdefault(kind, []).append(survivor)
-        kept = keep_layers(self._schedule(found), list(groups.values()), problem.layers.weight_bytes)
-        return placed(kept, self._names)
+
+def _settings(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the settings of a problem, or the problem itself if it has only one."""
+    return body.get("settings") or [body]
 
 
-def _predicted(problem: Problem, stages: Placing, tokens: int | None) -> Prediction:
-    """Return what the schedule promises."""
-
-    def promises() -> Iterator[StagePrediction]:
-        for number, stage in enumerate(stages):
-            kind, own_s = problem.kind_of(stage.host), data_seconds(problem, stage)
-            after = stages[number + 1].host if number + 1 < len(stages) else problem.data_host
-            link_s = 0.0 if after is None else link_seconds(problem, stage, after)
-            busy_s = stage_seconds(problem, stage) + own_s
-            yield StagePrediction(busy_s, link_s, kind.threads, kind.tokens, own_s, kind.kernels)
-
-    return Prediction(
-        tuple(promises()),
-        round(problem.batch_size),
-        tokens,
-        input_link_s=input_seconds(problem, stages[0].host),
-        feed_s=feeding_seconds(problem, stages[0].host),
-        collect_s=collecting_seconds(problem, stages[-1].host),
-    )
+def _without_bits(stages: Placing) -> Placing:
+    return tuple(dataclasses.replace(stage, bits=0) for stage in stages)

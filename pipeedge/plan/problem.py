@@ -1,35 +1,28 @@
 """Describe a scheduling problem as plain data: costs of layers on each kind of host, and links. Pure.
 
 Everything that schedules makes a ``Problem`` or has one made from the user's files, and hands it to
-``plan.scheduler``. ``to_json`` is the form that ``sched-pipeline --problem`` reads and
-``sched-pipeline --format problem`` prints (the table of keys is in docs/scheduler.md).
+``plan.scheduler``. ``to_body`` is the form that ``sched-pipeline --problem`` reads and
+``sched-pipeline --format problem`` prints (the table of keys is in docs/file-formats.md).
 
 Units are bytes, bytes a second and seconds; layers count from 0.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct
-
 from pipeedge import _native
 from pipeedge.base.errors import RequestError
-from pipeedge.base.fields import convert
-from pipeedge.base.schedule import LayerRange
 
 __all__ = [
     "ELEMENT_BYTES",
-    "DataRankWork",
     "HostKind",
     "HostLink",
     "LayerSizes",
-    "Notes",
     "Problem",
     "SolverOptions",
 ]
@@ -58,32 +51,6 @@ class LayerSizes:
     """Bytes of one item of output; None if its elements determine them."""
     shared_with: tuple[int, ...] = ()
     """Nearest earlier layer, from 1, with the same weights as each layer, or 0; empty if none are shared."""
-
-
-@dataclass(frozen=True)
-class DataRankWork:
-    """Seconds of a microbatch that the data rank itself spends; 0 where that is unknown."""
-
-    feed_s: float = 0.0
-    """Seconds to read and feed it."""
-    collect_s: float = 0.0
-    """Seconds to collect its results."""
-    input_send_s: float = 0.0
-    """Seconds to pass the input to a link, if the first stage is on another host."""
-    output_receive_s: float = 0.0
-    """Seconds to take the outputs from a link, if the last stage is on another host."""
-
-    def feeding_s(self, *, away: bool) -> float:
-        """Return the seconds of feeding; ``away``: whether the first stage is on another host."""
-        return self.feed_s + self.input_send_s if away else self.feed_s
-
-    def collecting_s(self, *, away: bool) -> float:
-        """Return the seconds of collecting; ``away``: whether the last stage is on another host."""
-        return self.collect_s + self.output_receive_s if away else self.collect_s
-
-    def beside_s(self, layers: LayerRange, n_layers: int) -> float:
-        """Return the seconds that it adds to a stage of a model of ``n_layers``, on the same host."""
-        return self.feeding_s(away=layers.start > 0) + self.collecting_s(away=layers.stop < n_layers)
 
 
 @dataclass(frozen=True)
@@ -161,13 +128,15 @@ class SolverOptions:
     """
 
     objective: str = "throughput"
-    link_bits: str = "0"
-    """Bits of a value on links between stages, or ``auto``."""
+    link_bits: str | None = "0"
+    """Bits of a value on links between stages, or ``auto``; None if the problem has them to choose from."""
     time_limit_s: float = 10.0
     survive_loss: bool = False
     """Whether only a schedule that survives the loss of any one host but the data host will do."""
     losses: bool = False
     """Whether to find out what the loss of each host would cost."""
+    min_throughput: float | None = None
+    """Least items per second where energy is the objective; None for any."""
 
     def __post_init__(self) -> None:
         if self.objective not in ("throughput", "latency", "energy"):
@@ -179,23 +148,16 @@ class SolverOptions:
         """Return the command line of these options."""
         return [
             f"--objective={self.objective}",
-            f"--link-bits={self.link_bits}",
+            *([] if self.link_bits is None else [f"--link-bits={self.link_bits}"]),
+            *([] if self.min_throughput is None else [f"--min-throughput={self.min_throughput}"]),
             f"--time-limit={self.time_limit_s}",
             *(["--survive-loss"] if self.survive_loss else []),
             *(["--losses"] if self.losses else []),
         ]
 
-
-@dataclass(frozen=True)
-class Notes:
-    """Details of a problem for messages."""
-
-    model: str = "model"
-    dtype: str = ""
-    """Number type that was asked for."""
-    left_out: tuple[tuple[str, str, str], ...] = ()
-    """Name, kind and reason for each host that cannot take part."""
-    warnings: tuple[str, ...] = ()
+    def evaluating(self) -> list[str]:
+        """Return the command line of those options that count where a plan is given."""
+        return [f"--objective={self.objective}"]
 
 
 @dataclass(frozen=True)
@@ -214,25 +176,10 @@ class Problem:
     buffers: tuple[float, float] = (2.0, 2.0)
     """Number of microbatches that a stage buffers before and after itself."""
     options: SolverOptions = field(default_factory=SolverOptions)
-    notes: Notes = field(default_factory=Notes)
 
-    def kind_of(self, host: str) -> HostKind:
-        """Return the kind of a host."""
-        return next(kind for kind in self.kinds if kind.name == self.hosts[host])
-
-    @property
-    def data_work(self) -> DataRankWork:
-        """Work of the data rank itself; none if there is no data host."""
-        if self.data_host is None:
-            return DataRankWork()
-        kind = self.kind_of(self.data_host)
-        return DataRankWork(kind.feed_s, kind.collect_s, kind.input_send_s, kind.output_receive_s)
-
-    def to_json(self) -> str:
+    def to_body(self) -> dict[str, Any]:
         """Return the problem, without its options, as ``sched-pipeline --problem`` reads it."""
-        body: dict[str, Any] = {
-            "model": self.notes.model,
-            "dtype": self.notes.dtype,
+        return {
             "batch_size": self.batch_size,
             "element_bytes": self.layers.element_bytes,
             "elements_in": self.layers.elements_in,
@@ -255,68 +202,4 @@ class Problem:
                 for link in self.links
             ],
             "data_host": self.data_host,
-            "left_out": [{"host": host, "type": kind, "why": why} for host, kind, why in self.notes.left_out],
-            "warnings": list(self.notes.warnings),
         }
-        return json.dumps(body, ensure_ascii=False, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str, options: SolverOptions) -> Problem:
-        """Parse a problem. Raises KeyError, TypeError or ValueError if it is malformed."""
-        body = json.loads(text)
-        for kind in body["types"]:
-            rows = kind.get("stage_s") or ()
-            kind["stage_s"] = [[math.inf if bid is None else bid for bid in row] for row in rows]
-        read: _Body = convert(body, _Body)
-        return cls(
-            layers=convert(body, LayerSizes),
-            kinds=read.types,
-            hosts={host.name: host.type for host in read.hosts},
-            links=tuple(
-                HostLink(link.source, link.target, link.bw_bytes_per_s, link.latency_s) for link in read.links
-            ),
-            data_host=read.data_host,
-            batch_size=read.batch_size,
-            buffers=(read.buffers_in, read.buffers_out),
-            options=options,
-            notes=Notes(
-                model=read.model,
-                dtype=read.dtype,
-                left_out=tuple((host.host, host.type, host.why) for host in read.left_out),
-                warnings=read.warnings,
-            ),
-        )
-
-
-class _Host(Struct):
-    name: str
-    type: str
-
-
-class _LinkBody(Struct, rename={"source": "from", "target": "to"}):
-    source: str
-    target: str
-    bw_bytes_per_s: float
-    latency_s: float
-
-
-class _LeftOut(Struct):
-    host: str
-    type: str
-    why: str
-
-
-class _Body(Struct):
-    """The JSON of a problem, except for ``LayerSizes``."""
-
-    model: str
-    dtype: str
-    batch_size: float
-    buffers_in: float
-    buffers_out: float
-    types: tuple[HostKind, ...]
-    hosts: tuple[_Host, ...]
-    links: tuple[_LinkBody, ...]
-    left_out: tuple[_LeftOut, ...]
-    warnings: tuple[str, ...]
-    data_host: str | None = None

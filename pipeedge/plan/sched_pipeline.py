@@ -55,16 +55,13 @@ def find_executable() -> Path:
     return Path(found)
 
 
-def run_program(
-    arguments: Sequence[str], text: str = "", *, timeout_s: float = GRACE_S, executable: Path | None = None
-) -> str:
+def run_program(arguments: Sequence[str], text: str = "", *, timeout_s: float = GRACE_S) -> str:
     """Run the program and return what it prints.
 
     Args:
         arguments: Command line of the program.
         text: Text for its standard input.
         timeout_s: Seconds to wait for it.
-        executable: The program; by default ``find_executable()``.
 
     Raises:
         RefusedError: The files or options are wrong.
@@ -72,7 +69,7 @@ def run_program(
         InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
         PipeEdgeError: The program failed.
     """
-    program = executable or find_executable()
+    program = find_executable()
     try:
         done = subprocess.run(
             [program_name(PROGRAM), *arguments],

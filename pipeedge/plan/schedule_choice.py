@@ -13,31 +13,30 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
-from pipeedge.base.schedule import Schedule, StagePlan
-from pipeedge.base.shapes import shapes_bytes
-from pipeedge.base.wording import count
-from pipeedge.compress.sizes import wire_shapes
+from pipeedge.base.schedule import Schedule
+from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
-from pipeedge.plan.after_loss import Survivor, keep_layers, smallest_change
-from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.after_loss import Survivor, loaded_by, smallest_change
+from pipeedge.plan.placing import Placing
+from pipeedge.plan.prediction import Prediction
 from pipeedge.request.config import RunRequest
-from pipeedge.request.scheduling import CompressionRequest, ScheduleRequest
+from pipeedge.request.scheduling import CUT, CompressionRequest, LinkRequest, ScheduleRequest
 
 if TYPE_CHECKING:
-    from pipeedge.plan.joint_choice import JointPlan, Trial
+    from pipeedge.plan.choice import ChosenPlan, Trial
+    from pipeedge.plan.costs import HostLoss, PlanCosts
     from pipeedge.plan.listed_model import ListedModel
-    from pipeedge.plan.problem import Problem
-    from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, Solution
+    from pipeedge.plan.scheduler import Choice, SchedulerRequest, Solution
+    from pipeedge.plan.specs import SpecFiles
 
 __all__ = [
     "CutModel",
     "PlannedSchedule",
     "check_schedule",
+    "evaluate_schedule",
     "plan_after_loss",
     "plan_schedule",
     "scheduler_request",
@@ -58,6 +57,8 @@ class PlannedSchedule:
     """Costs of losing each host, if they were asked for and the scheduler made the schedule."""
     microbatch_size: int | None = None
     """Number of items in a microbatch, if it was chosen with the schedule; None for that of the request."""
+    limits: Choice | None = None
+    """What was chosen with the schedule within which limits, which hold for those that follow it, too."""
 
 
 def check_schedule(request: RunRequest, model: CutModel) -> None:
@@ -75,17 +76,11 @@ def check_schedule(request: RunRequest, model: CutModel) -> None:
     if not wanted.automatic or wanted.partition is not None:
         plan_schedule(request, model)
         return
-    from pipeedge.plan.spec_files import read_files
-
-    read_files(
-        models=wanted.models_file,
-        device_types=wanted.dev_types_file,
-        devices=wanted.dev_file,
-        neighbors=wanted.dev_neighbors_file,
-    )
     asked, _ = scheduler_request(request, model, None, eight_bit=True)
-    if not wanted.joint and not wanted.automatic_dtype:
-        _read_problem(asked, wanted)
+    if asked.choice is None:
+        from pipeedge.plan.scheduler import read_problem
+
+        read_problem(asked)
 
 
 def plan_schedule(
@@ -97,6 +92,8 @@ def plan_schedule(
     ranks: Collection[int] | None = None,
     losses: bool = False,
     trial: Trial | None = None,
+    limits: Choice | None = None,
+    loaded: Placing = (),
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for, in a run or its simulation.
 
@@ -108,25 +105,72 @@ def plan_schedule(
         ranks: Ranks whose hosts the scheduler may use, when others are lost; None for all.
         losses: Whether to ask the scheduler what the loss of each host would cost.
         trial: Tries joint plans on held-out items; None if they are taken untried.
+        limits: Limits of an earlier plan, which hold for this one, too; None for those of the request.
+        loaded: Layers that hosts have loaded.
 
     Raises:
         ScheduleError: It does not fit the model or the world.
         InfeasibleError: The scheduler finds that none exists.
     """
-    planned = _requested_schedule(
-        request, model, tokens, eight_bit=eight_bit, ranks=ranks, losses=losses, trial=trial
-    )
-    if planned is None:
-        order = request.schedule.rank_order
-        stages = request.world.size if order is None else len(order)
-        planned = _partitioned(request, model, _even_partition(model.n_layers, min(stages, model.n_layers)))
+    wanted = request.schedule
+    if wanted.automatic:
+        planned = _scheduled(
+            request,
+            model,
+            tokens,
+            eight_bit=eight_bit,
+            ranks=ranks,
+            losses=losses,
+            trial=trial,
+            limits=limits,
+            loaded=loaded,
+        )
+    else:
+        planned = _given_schedule(request, model)
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
     if request.schedule.dtypes is not None and not request.schedule.automatic:
         schedule = planned.schedule.with_dtypes(request.schedule.dtypes)
         planned = dataclasses.replace(planned, schedule=schedule)
-    if request.links.quant_bits is not None:
-        planned = _compressed(planned, request, model, request.links.quant_bits)
+    bits = request.links.quant_bits
+    if bits is not None and not wanted.automatic:
+        planned = dataclasses.replace(planned, schedule=planned.schedule.with_quant_bits(bits))
+    if bits is not None and any(bits) and planned.schedule.ranks == (wanted.data_rank,):
+        note = "-q changes nothing: with one stage, on the data rank, nothing crosses a link"
+        planned = dataclasses.replace(planned, notes=(*planned.notes, note))
     return _adaptable(planned, request.links.compression)
+
+
+def evaluate_schedule(
+    request: RunRequest, model: CutModel, schedule: Schedule, tokens: int | None, microbatch_size: int
+) -> PlanCosts:
+    """Return what a schedule would cost in a run with the scheduler's files.
+
+    Args:
+        request: Request of rank 0.
+        model: The model.
+        schedule: The schedule.
+        tokens: Tokens of the longest sentence; None for images, and if it is not known.
+        microbatch_size: Number of items in a microbatch.
+
+    Raises:
+        ScheduleError: There are no such files, or a link has no bandwidth.
+        PipeEdgeError: As ``scheduler.evaluate``.
+    """
+    from pipeedge.plan.scheduler import Choice, evaluate
+
+    dtypes = tuple(sorted({stage.dtype for stage in schedule.stages}))
+    request = dataclasses.replace(
+        request,
+        microbatch_size=microbatch_size,
+        schedule=dataclasses.replace(
+            request.schedule, dtypes=(schedule.stages[0].dtype,), plan=CUT, min_agreement=None, held_out=0
+        ),
+        links=LinkRequest(),
+    )
+    asked, _ = scheduler_request(request, model, tokens, eight_bit=True)
+    if len(dtypes) > 1:
+        asked = dataclasses.replace(asked, choice=Choice((microbatch_size,), 0.0, dtypes, (0,)))
+    return evaluate(asked, schedule, hosts=request.schedule.hosts).costs
 
 
 def plan_after_loss(
@@ -138,6 +182,7 @@ def plan_after_loss(
     *,
     tokens: int | None = None,
     eight_bit: bool = True,
+    limits: Choice | None = None,
 ) -> PlannedSchedule | str:
     """Return the schedule for the ranks that are left, or the reason why there is none.
 
@@ -149,6 +194,7 @@ def plan_after_loss(
         layer_bytes: Returns the bytes of the weights of each layer, in the number types of a schedule.
         tokens: Tokens of the longest sentence; None for images.
         eight_bit: Whether pictures are sent as bytes.
+        limits: Limits of the plan before the loss; None for those of the request.
 
     Raises:
         PipeEdgeError: The scheduler finds none.
@@ -157,27 +203,16 @@ def plan_after_loss(
         found = smallest_change(before, survivors, layer_bytes(before))
         return found if isinstance(found, str) else PlannedSchedule(found)
     ranks = frozenset(one.rank for one in survivors)
-    planned = plan_schedule(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
-    groups = _interchangeable(request, survivors)
-    kept = keep_layers(planned.schedule, groups, layer_bytes(planned.schedule))
-    return PlannedSchedule(kept, planned.prediction)
-
-
-def _interchangeable(request: RunRequest, survivors: Sequence[Survivor]) -> list[list[Survivor]]:
-    """Return the ranks of each kind of host, without the data rank, whose own work counts."""
-    wanted = request.schedule
-    if wanted.dev_file is None or wanted.dev_neighbors_file is not None:
-        return []  # the links of each host are its own
-    from pipeedge.plan.spec_files import read_files
-
-    devices = read_files(devices=wanted.dev_file).devices
-    names = wanted.hosts or tuple(map(str, range(request.world.size)))
-    kinds: dict[str, list[Survivor]] = {}
-    for one in survivors:
-        for kind, hosts in devices.items():
-            if names[one.rank] in hosts and one.rank != wanted.data_rank:
-                kinds.setdefault(kind, []).append(one)
-    return list(kinds.values())
+    names = request.schedule.hosts or tuple(map(str, range(request.world.size)))
+    return plan_schedule(
+        request,
+        model,
+        tokens,
+        eight_bit=eight_bit,
+        ranks=ranks,
+        limits=limits,
+        loaded=loaded_by(survivors, names),
+    )
 
 
 def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
@@ -197,39 +232,20 @@ def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> Pla
     return planned
 
 
-def _compressed(
-    planned: PlannedSchedule, request: RunRequest, model: CutModel, quant_bits: Sequence[int]
-) -> PlannedSchedule:
-    """Return the schedule with the bit widths of ``-q`` and the prediction scaled to its smaller frames."""
-    schedule = planned.schedule.with_quant_bits(quant_bits)
-    if any(quant_bits) and schedule.ranks == (request.schedule.data_rank,):
-        note = "-q changes nothing: with one stage, on the data rank, nothing crosses a link"
-        planned = dataclasses.replace(planned, notes=(*planned.notes, note))
-    if planned.prediction is None:
-        return dataclasses.replace(planned, schedule=schedule)
+def _given_schedule(request: RunRequest, model: CutModel) -> PlannedSchedule:
+    """Return the schedule of ``-pt``, of a schedule file, or else an even split."""
+    wanted = request.schedule
+    if wanted.partition is not None:
+        return _partitioned(request, model, wanted.partition)
+    if wanted.schedule_file is not None:
+        from pipeedge.plan.schedule_files import load_schedule
 
-    def shrink(stage: StagePlan, before: StagePlan) -> float:
-        clear = model.payload_shapes(stage.layers.stop, request.microbatch_size, dtype=stage.dtype)
-        now, then = (
-            shapes_bytes(wire_shapes(clear, plan.quant_bits) if plan.quant_bits else clear)
-            for plan in (stage, before)
-        )
-        return now / then
-
-    prediction = dataclasses.replace(
-        planned.prediction,
-        joules_per_item=None,  # those of other links
-        stages=tuple(
-            dataclasses.replace(promise, link_s=promise.link_s * shrink(stage, before))
-            for promise, stage, before in zip(
-                planned.prediction.stages, schedule.stages, planned.schedule.stages, strict=True
-            )
-        ),
-    )
-    return dataclasses.replace(planned, schedule=schedule, prediction=prediction)
+        return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
+    stages = request.world.size if wanted.rank_order is None else len(wanted.rank_order)
+    return _partitioned(request, model, _even_partition(model.n_layers, min(stages, model.n_layers)))
 
 
-def _requested_schedule(
+def _scheduled(
     request: RunRequest,
     model: CutModel,
     tokens: int | None,
@@ -238,82 +254,82 @@ def _requested_schedule(
     ranks: Collection[int] | None,
     losses: bool,
     trial: Trial | None,
-) -> PlannedSchedule | None:
-    wanted = request.schedule
-    if wanted.partition is not None:
-        return _partitioned(request, model, wanted.partition)
-    if wanted.schedule_file is not None:
-        from pipeedge.plan.schedule_files import load_schedule
+    limits: Choice | None,
+    loaded: Placing,
+) -> PlannedSchedule:
+    """Return what the scheduler finds, with the bits of ``-q`` if they are given."""
+    wanted, after_loss = request.schedule, ranks is not None
+    asked, unlisted = scheduler_request(
+        request, model, tokens, eight_bit=eight_bit, ranks=ranks, limits=limits
+    )
+    survive_loss = wanted.survive_loss and not after_loss
+    asked = dataclasses.replace(asked, survive_loss=survive_loss, losses=losses, loaded=loaded)
+    plan = _chosen(asked, wanted, after_loss=after_loss, trial=trial)
+    found = plan.solution
+    if request.links.quant_bits is not None:
+        found = _with_bits(plan, request.links.quant_bits, wanted.hosts)
+    prediction = found.costs.prediction(tokens)
+    notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, tokens))
+    return PlannedSchedule(
+        found.schedule,
+        prediction,
+        notes,
+        plan.solution.losses,
+        plan.microbatch_size if plan.asked.choice is not None else None,
+        plan.asked.choice,
+    )
 
-        return PlannedSchedule(load_schedule(wanted.schedule_file, hosts=wanted.hosts))
-    if wanted.models_file is None:
-        return None
-    asked, unlisted = scheduler_request(request, model, tokens, eight_bit=eight_bit, ranks=ranks)
-    asked = dataclasses.replace(asked, survive_loss=wanted.survive_loss and ranks is None, losses=losses)
-    chosen_size = None
-    if wanted.joint:
-        plan = _planned_together(asked, wanted, after_loss=ranks is not None, trial=trial)
-        found, notes, chosen_size = plan.solution, plan.notes, plan.microbatch_size
-    else:
-        found, notes = _solved(asked, wanted)
-    prediction = _prediction(found, chosen_size or request.microbatch_size, tokens)
-    notes = (*unlisted, *notes, *found.warnings, *_scaling_notes(found, prediction, tokens))
-    return PlannedSchedule(found.schedule, prediction, notes, found.losses, chosen_size)
+
+def _with_bits(plan: ChosenPlan, bits: Sequence[int], hosts: Sequence[str] | None) -> Solution:
+    """Return a plan with the bits of ``-q`` on its links.
+
+    Raises:
+        InfeasibleError: With these bits, it does not keep the agreement that it was chosen for.
+    """
+    from pipeedge.plan.scheduler import Solution, evaluate
+
+    choice = plan.asked.choice
+    if choice is not None:
+        widths = tuple(sorted({0, *bits}))
+        choice = dataclasses.replace(choice, batch_sizes=(plan.microbatch_size,), widths=widths)
+    asked = dataclasses.replace(plan.asked, choice=choice)
+    schedule = plan.solution.schedule.with_quant_bits(bits)
+    costs = evaluate(asked, schedule, hosts=hosts).costs
+    if costs.max_loss is not None and costs.loss > costs.max_loss + 1e-9:
+        raise InfeasibleError(
+            f"-q: an agreement of {figure(1 - costs.loss, 4)} is expected, {figure(1 - costs.max_loss, 4)} "
+            "wanted; give more bits, or lower --min-agreement"
+        )
+    return Solution(schedule, costs)
 
 
-def _planned_together(
+def _chosen(
     asked: SchedulerRequest, wanted: ScheduleRequest, *, after_loss: bool, trial: Trial | None
-) -> JointPlan:
-    """Choose stages, number types, bits and the size of microbatches together.
+) -> ChosenPlan:
+    """Choose the stages, and what else the scheduler is to choose.
 
     Args:
-        asked: The files, and the largest size of a microbatch.
+        asked: The files, and what is to be chosen.
         wanted: What the user wants of the schedule.
-        after_loss: Whether the run goes on without a host; then its microbatches have a size already, which
-            stays.
+        after_loss: Whether the run goes on without a host. If the hosts that are left are all too slow, they
+            are to be as fast as they can.
         trial: Tries plans on held-out items; None if they are taken untried.
     """
-    from pipeedge.plan.joint_choice import choose_together
+    from pipeedge.plan.choice import choose
 
-    choose = partial(
-        choose_together,
-        min_agreement=wanted.min_agreement,
-        hosts=wanted.hosts,
-        exactly=after_loss,
-        trial=trial,
-    )
-    asked = dataclasses.replace(asked, objective=wanted.objective, min_throughput=wanted.min_throughput)
+    name = "--plan auto" if wanted.joint else "--dtype auto" if wanted.automatic_dtype else "--link-bits auto"
     try:
-        return choose(asked)
+        return choose(asked, wanted.hosts, name, trial=trial)
     except InfeasibleError:
         if not after_loss or wanted.min_throughput is None:
             raise
-        # The hosts that are left may all be too slow; then they are to be as fast as they can.
-        return choose(dataclasses.replace(asked, objective="throughput", min_throughput=None))
+        asked = dataclasses.replace(asked, objective="throughput", min_throughput=None)
+        return choose(asked, wanted.hosts, name, trial=trial)
 
 
-def _solved(asked: SchedulerRequest, wanted: ScheduleRequest) -> tuple[Solution, tuple[str, ...]]:
-    """Choose the stages, and the number type if it is to be chosen; return notes for the user as well."""
-    from pipeedge.plan import scheduler
-    from pipeedge.plan.dtype_choice import choose_dtype
-
-    if wanted.automatic_dtype:
-        found, note = choose_dtype(asked, wanted.min_agreement, wanted.hosts)
-        return found, (note,)
-    return scheduler.solve(_read_problem(asked, wanted), hosts=wanted.hosts), ()
-
-
-def _read_problem(asked: SchedulerRequest, wanted: ScheduleRequest) -> Problem:
-    """Return what the scheduler's files ask for, with stages of one number type."""
-    from pipeedge.plan import scheduler
-
-    dtype = (wanted.dtypes or ("float32",))[0]
-    return scheduler.read_problem(dataclasses.replace(asked, dtype=f"torch.{dtype}"))
-
-
-def _scaling_notes(found: Solution, prediction: Prediction, tokens: int | None) -> tuple[str, ...]:
+def _scaling_notes(prediction: Prediction, tokens: int | None) -> tuple[str, ...]:
     """Return a note if profiles of other lengths were scaled to that of the input."""
-    profiled = sorted({length for stage in found.stages for length in stage.tokens})
+    profiled = sorted({length for stage in prediction.stages for length in stage.tokens})
     if tokens is None or not prediction.scaled or profiled == [tokens]:
         return ()
     return (
@@ -334,6 +350,7 @@ def scheduler_request(
     *,
     eight_bit: bool,
     ranks: Collection[int] | None = None,
+    limits: Choice | None = None,
 ) -> tuple[SchedulerRequest, tuple[str, ...]]:
     """Return what the scheduler is asked in a run with its files, and notes for the user.
 
@@ -342,23 +359,41 @@ def scheduler_request(
         model: The model to cut.
         tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
         eight_bit: Whether pictures are sent as bytes.
-        ranks: Ranks whose hosts the scheduler may use; None for all.
+        ranks: Ranks whose hosts the scheduler may use; None for all. Then the run has begun, and its
+            microbatches keep their size.
+        limits: Limits of the plan that runs; None for those of the request.
 
     Raises:
-        ScheduleError: There are no such files.
+        ScheduleError: There are no such files, or no profile has such a microbatch size.
         InfeasibleError: The files have none of the hosts.
     """
+    from pipeedge.plan.choice import choice_of
     from pipeedge.plan.scheduler import SchedulerRequest
+    from pipeedge.plan.spec_files import read_files
 
     wanted = request.schedule
     if wanted.models_file is None or wanted.dev_types_file is None or wanted.dev_file is None:
         raise ScheduleError("the run is not scheduled from files")
-    hosts, data_host, unlisted = _known_hosts(request, wanted.dev_types_file, wanted.dev_file)
+    files = read_files(
+        models=wanted.models_file,
+        device_types=wanted.dev_types_file,
+        devices=wanted.dev_file,
+        neighbors=wanted.dev_neighbors_file,
+    )
+    hosts, data_host, unlisted = _known_hosts(request, files)
     if ranks is not None:
         names = wanted.hosts or tuple(map(str, range(request.world.size)))
         hosts = tuple(names[rank] for rank in sorted(ranks) if names[rank] in hosts)
         if not hosts:
             raise InfeasibleError(f"no host that is left is in {wanted.dev_file}")
+    link_bits, size = request.links.link_bits, request.microbatch_size
+    if wanted.joint and link_bits is None and request.links.quant_bits is not None:
+        link_bits = "0"  # -q says which bits links have
+    choice = choice_of(wanted, link_bits, size, files, model.name)
+    if choice is not None and limits is not None:
+        choice = dataclasses.replace(limits, batch_sizes=choice.batch_sizes)
+    if choice is not None and ranks is not None:
+        choice = dataclasses.replace(choice, batch_sizes=(size,))
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
     asked = SchedulerRequest(
@@ -368,26 +403,27 @@ def scheduler_request(
         dev_neighbors_file=wanted.dev_neighbors_file,
         model_name=model.name,
         microbatch_size=request.microbatch_size,
-        link_bits=request.links.link_bits or "0",
+        dtype=f"torch.{first}",
+        choice=choice,
+        link_bits=link_bits or "0",
         tokens=tokens,
         transport=_transport(request),
         data_host=data_host,
         hosts=hosts,
         input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
+        objective=wanted.objective,
+        min_throughput=wanted.min_throughput,
     )
     return asked, unlisted
 
 
 def _known_hosts(
-    request: RunRequest, dev_types_file: Path, dev_file: Path
+    request: RunRequest, files: SpecFiles
 ) -> tuple[tuple[str, ...], str | None, tuple[str, ...]]:
     """Return the hosts to schedule on, the data rank's host, and a note if the files lack the latter.
 
     Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
     """
-    from pipeedge.plan.spec_files import read_files
-
-    files = read_files(device_types=dev_types_file, devices=dev_file)
     listed = {host: kind for kind, hosts in files.devices.items() for host in hosts}
     ranks = tuple(map(str, range(request.world.size)))
     hosts = request.schedule.hosts or tuple(rank for rank in ranks if rank in listed)
@@ -395,32 +431,14 @@ def _known_hosts(
     data_host = (request.schedule.hosts or ranks)[data_rank]
     if listed.get(data_host) in files.device_types:
         return hosts, data_host, ()
-    where = dev_types_file if data_host in listed else dev_file
+    wanted = request.schedule
+    where = wanted.dev_types_file if data_host in listed else wanted.dev_file
     what = f"the type {listed[data_host]} of " if data_host in listed else ""
     note = (
         f"{what}the data rank's host {data_host} is not in {where}, so the links from and to the data rank "
         "are not counted; list it there"
     )
     return hosts, None, (note,)
-
-
-def _prediction(found: Solution, microbatch_size: int, tokens: int | None) -> Prediction:
-    """Return the scheduler's prediction."""
-    stages = (
-        StagePrediction(
-            stage.compute_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s, stage.kernels
-        )
-        for stage in found.stages
-    )
-    return Prediction(
-        tuple(stages),
-        microbatch_size,
-        tokens,
-        found.input_link_s,
-        found.feed_s,
-        found.collect_s,
-        found.joules_per_item,
-    )
 
 
 def _partitioned(request: RunRequest, model: CutModel, partition: Sequence[int]) -> PlannedSchedule:

@@ -1,34 +1,71 @@
-"""The one door to the scheduler, the program ``sched-pipeline``.
+"""The one door to the scheduler, the program ``sched-pipeline``. Each question is one call of it.
 
-SchedulerRequest ──sched-pipeline --format=problem──> Problem      (it alone reads the user's YAML files)
+SchedulerRequest ──sched-pipeline -sm ...──> Solution       (it alone reads the user's YAML files)
 Problem ──sched-pipeline --problem=-──> Solution
+SchedulerRequest + Schedule ──sched-pipeline --evaluate=-──> Solution       the costs of a given schedule
 
-What the files say by themselves, without a request, is in ``plan.spec_files``.
+It also decides what everything costs: nothing in Python computes seconds from layers and bandwidths. What the
+files say by themselves, without a request, is in ``plan.spec_files``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.fields import MALFORMED, convert
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import Schedule
+from pipeedge.plan.costs import HostLoss, PlanCosts
+from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.problem import Problem, SolverOptions
 from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_program
 from pipeedge.plan.schedule_files import schedule_on
 
 __all__ = [
-    "HostLoss",
-    "PromisedStage",
+    "Choice",
     "SchedulerRequest",
     "Solution",
+    "ask",
+    "evaluate",
+    "plan",
+    "read_answer",
     "read_problem",
     "solve",
 ]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a joint plan chooses besides the cut and the hosts, and within which limits.
+
+    None leaves a limit to the scheduler.
+    """
+
+    batch_sizes: tuple[int, ...]
+    """Numbers of items in a microbatch to choose from."""
+    min_agreement: float | None = None
+    """Least fraction of items classified as in float32 with uncompressed links; 0 allows what was not
+    measured, too."""
+    dtypes: tuple[str, ...] | None = None
+    """Number types to choose from."""
+    widths: tuple[int, ...] | None = None
+    """Bits per value to choose from on links between stages."""
+
+    def arguments(self) -> list[str]:
+        """Return the command line of the choice."""
+        options = {
+            "--batch-sizes": self.batch_sizes,
+            "--min-agreement": None if self.min_agreement is None else [self.min_agreement],
+            "--dtypes": self.dtypes,
+            "--widths": self.widths,
+        }
+        given = ((name, values) for name, values in options.items() if values is not None)
+        return ["--plan=auto", *(f"{name}={','.join(map(str, values))}" for name, values in given)]
 
 
 @dataclass(frozen=True)
@@ -47,8 +84,8 @@ class SchedulerRequest:
     """Number of items in a microbatch, as the device types were profiled."""
     dtype: str = "torch.float32"
     """Number type of the stages."""
-    dtype_of: Mapping[str, str] = field(default_factory=dict)
-    """Number type of each device type; unless empty, device types that it does not name take no part."""
+    choice: Choice | None = None
+    """What is chosen in place of microbatch size, number type and bits of links; None for a cut alone."""
     buffers_in: int = 2
     """Number of microbatches that a stage holds before it computes."""
     buffers_out: int = 2
@@ -68,7 +105,7 @@ class SchedulerRequest:
     transport: str = "p2p"
     """Transport of the links, whose costs are counted where a profile has them."""
     objective: str = "throughput"
-    """``throughput``, ``latency`` or, for a joint plan, ``energy``."""
+    """``throughput``, ``latency`` or ``energy``."""
     min_throughput: float | None = None
     """Least items per second where energy is the objective; None for any."""
     time_limit_s: float = 10.0
@@ -76,6 +113,8 @@ class SchedulerRequest:
     """Whether only a schedule that survives the loss of any one host but the data host will do."""
     losses: bool = False
     """Whether to find out what the loss of each host would cost."""
+    loaded: Placing = ()
+    """Layers that hosts have loaded; among equal hosts, those that have to load the fewest bytes are used."""
 
     def __post_init__(self) -> None:
         if self.microbatch_size < 1:
@@ -92,10 +131,11 @@ class SchedulerRequest:
         """Objective, link bits, limits, and what is asked besides the schedule."""
         return SolverOptions(
             self.objective,
-            self.link_bits,
+            None if self.choice is not None else self.link_bits,
             self.time_limit_s,
             survive_loss=self.survive_loss,
             losses=self.losses,
+            min_throughput=self.min_throughput,
         )
 
     def arguments(self) -> list[str]:
@@ -105,8 +145,8 @@ class SchedulerRequest:
             "--dev-types-file": self.dev_types_file,
             "--dev-file": self.dev_file,
             "--model-name": self.model_name,
-            "--batch-size": self.microbatch_size,
-            "--dtype": self.dtype,
+            "--batch-size": None if self.choice is not None else self.microbatch_size,
+            "--dtype": None if self.choice is not None else self.dtype,
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
             "--tokens": self.tokens,
@@ -118,154 +158,141 @@ class SchedulerRequest:
         }
         return [
             *(f"{name}={value}" for name, value in options.items() if value is not None),
-            *(f"--dtype-of={kind}={dtype}" for kind, dtype in self.dtype_of.items()),
+            *([] if self.choice is None else self.choice.arguments()),
         ]
 
 
 @dataclass(frozen=True)
-class PromisedStage:
-    """Predicted costs of one stage, per microbatch."""
-
-    compute_s: float
-    """Seconds for its layers, receiving and sending, on the data host also for the data rank's own work
-    if the profile has it."""
-    link_out_s: float
-    """Seconds of its outgoing link; 0 where nothing is counted."""
-    threads: int | None = None
-    """Threads its device was profiled with, or None if the profile does not say."""
-    tokens: tuple[int, ...] = ()
-    """Sentence lengths its device was profiled with, shortest first; empty if unknown."""
-    data_s: float = 0.0
-    """Seconds of ``compute_s`` that are the data rank's own work."""
-    kernels: str | None = None
-    """Kernels its device was profiled with, where the profile says it."""
-
-
-@dataclass(frozen=True)
-class HostLoss:
-    """Cost of losing one host."""
-
-    host: str
-    why: str | None = None
-    """Why it would end the run, or None if the run would go on."""
-    throughput_items_per_s: float | None = None
-    """Items per second on the other hosts; None if the run would end, or if nothing takes time."""
-
-
-@dataclass(frozen=True)
 class Solution:
-    """A schedule and its predicted costs."""
+    """A schedule and its costs."""
 
     schedule: Schedule
-    bottleneck_s: float
-    """Seconds of the slowest stage or link for one microbatch."""
-    throughput_items_per_s: float | None
-    """Items per second once the pipeline is full, or None if nothing takes time."""
-    latency_s: float
-    """Seconds of one microbatch through the idle pipeline."""
-    gap: float
-    """Largest possible distance from the optimum, as a fraction; 0 if proven optimal."""
-    bottleneck: str
-    """Description of the bottleneck: ``stage 3 on rcc-0 computes 1.549 s``."""
-    warnings: tuple[str, ...]
-    """Warnings, such as device types that cannot take part, one line each."""
-    stages: tuple[PromisedStage, ...] = ()
-    """Predicted costs of the stages, in the order of the schedule."""
-    input_link_s: float = 0.0
-    """Seconds of the link from the data host to the first stage; 0 where nothing is counted."""
-    feed_s: float = 0.0
-    """Seconds that the data rank takes to read and feed a microbatch, with sending it if the first stage is
-    on another host; 0 if unknown."""
-    collect_s: float = 0.0
-    """Seconds that the data rank takes to collect the results of a microbatch, with receiving them if the
-    last stage is on another host; 0 if unknown."""
-    losses: tuple[HostLoss, ...] = ()
-    """Losses of hosts with a stage and of the data host; empty if not asked for."""
-    joules_per_item: float | None = None
-    """Energy of all hosts that are on, or None if the watts of one are unknown, or nobody planned for it."""
+    costs: PlanCosts
+
+    @property
+    def losses(self) -> tuple[HostLoss, ...]:
+        """Losses of hosts with a stage and of the data host; empty if not asked for."""
+        return tuple(loss for loss in self.costs.losses if loss.effect != "none")
 
 
-def read_problem(request: SchedulerRequest, *, executable: Path | None = None) -> Problem:
-    """Return the problem that the user's files make together.
+def plan(request: SchedulerRequest, *, hosts: Sequence[str] | None = None) -> Solution:
+    """Find the best schedule for the user's files.
 
     Args:
         request: The files and what is asked of them.
-        executable: The program; by default ``find_executable()``.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+
+    Raises:
+        RequestError: The files or options are wrong, or the program is missing.
+        ScheduleError: A host of the schedule has no rank.
+        InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
+        PipeEdgeError: The program failed.
+    """
+    conditions = {"loaded": to_bodies(request.loaded)} if request.loaded else {}
+    return read_answer(_ask_files(request, conditions, request.solver_options.arguments()), hosts)
+
+
+def solve(problem: Problem, *, hosts: Sequence[str] | None = None) -> Solution:
+    """Find the best schedule for a problem. Raises as ``plan`` does.
+
+    Args:
+        problem: What to schedule, on what.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+    """
+    return read_answer(
+        ask(problem.to_body(), problem.options.arguments(), problem.options.time_limit_s), hosts
+    )
+
+
+def evaluate(request: SchedulerRequest, schedule: Schedule, *, hosts: Sequence[str] | None) -> Solution:
+    """Return what a schedule would cost. Raises as ``plan`` does.
+
+    Args:
+        request: The files; what they are asked for does not count.
+        schedule: The schedule.
+        hosts: The host of each rank; None where the hosts are called by their ranks.
+    """
+    names = hosts or tuple(map(str, range(max(schedule.ranks) + 1)))
+    answer = _ask_files(request, {"plans": [to_bodies(placed(schedule, names))]}, [])
+    return read_answer(answer["plans"][0], hosts, request.data_host)
+
+
+def read_problem(request: SchedulerRequest) -> dict[str, Any]:
+    """Return the problem that the user's files make together, as ``sched-pipeline --problem`` reads it.
 
     Raises:
         RequestError: The files or options are wrong, or the program is missing.
         PipeEdgeError: The program failed.
     """
-    printed = run_program(["--format=problem", *request.arguments()], executable=executable)
     try:
-        return Problem.from_json(printed, request.solver_options)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        body: dict[str, Any] = json.loads(run_program(["--format=problem", *request.arguments()]))
+        return body
+    except ValueError as error:
         raise not_understood(error) from error
 
 
-def solve(
-    problem: Problem, *, hosts: Sequence[str] | None = None, executable: Path | None = None
+def read_answer(
+    answer: Mapping[str, Any], hosts: Sequence[str] | None, data_host: str | None = None
 ) -> Solution:
-    """Find the best schedule.
+    """Return the solution that an answer of the program describes.
 
     Args:
-        problem: What to schedule, on what.
+        answer: The answer.
         hosts: The host of each rank; None where the hosts are called by their ranks.
-        executable: The program; by default ``find_executable()``.
+        data_host: Host of the data rank, for messages.
 
     Raises:
-        ScheduleError: A host of the schedule has no rank.
+        ScheduleError: A host of the schedule has no rank, or no link to the next one.
+        PipeEdgeError: The program is of another version.
+    """
+    try:
+        _check_links(answer, data_host or "the data rank")
+        costs: PlanCosts = convert(answer, PlanCosts)
+    except MALFORMED as error:
+        raise not_understood(error) from error
+    stages = [(one.host, one.layers, one.quant_bits, one.dtype or "float32") for one in costs.schedule]
+    schedule = schedule_on(stages, hosts, program_name(PROGRAM))
+    return Solution(schedule.check(n_layers=costs.layers, world_size=max(schedule.ranks) + 1), costs)
+
+
+def _check_links(answer: Mapping[str, Any], data_host: str) -> None:
+    """Raise ScheduleError if a link of a plan has no bandwidth. JSON has null for infinite seconds."""
+    stages = answer["schedule"]
+    ends = [data_host, *(stage["host"] for stage in stages), data_host]
+    seconds = [stages[0]["link_in_s"], *(stage["link_out_s"] for stage in stages)]
+    for number, one in enumerate(seconds):
+        if one is None:
+            raise ScheduleError(
+                f"{ends[number]} cannot reach {ends[number + 1]}, because the bandwidth between them is 0; "
+                "raise bw_Mbps or choose another schedule"
+            )
+
+
+def ask(body: Mapping[str, Any], options: Sequence[str], time_limit_s: float = 0.0) -> Any:
+    """Return what the program answers to a problem.
+
+    Args:
+        body: The problem, as ``sched-pipeline --problem`` reads it.
+        options: Further options.
+        time_limit_s: Time limit of the search.
+
+    Raises:
         InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
-        RequestError: The program is missing.
         PipeEdgeError: The program failed.
     """
-    answer = run_program(
-        ["--problem=-", "--format=json", *problem.options.arguments()],
-        problem.to_json(),
-        timeout_s=problem.options.time_limit_s + GRACE_S,
-        executable=executable,
-    )
-    return _read_answer(answer, hosts, problem)
+    return _answer(["--problem=-", *options], body, time_limit_s)
 
 
-def _read_answer(text: str, hosts: Sequence[str] | None, problem: Problem) -> Solution:
+def _ask_files(request: SchedulerRequest, conditions: Mapping[str, Any], options: Sequence[str]) -> Any:
+    """Return what the program answers to a request under some conditions."""
+    given = ["--conditions=-"] if conditions else []
+    return _answer([*request.arguments(), *options, *given], conditions, request.time_limit_s)
+
+
+def _answer(options: Sequence[str], given: Mapping[str, Any], time_limit_s: float) -> Any:
+    text = json.dumps(given, ensure_ascii=False, allow_nan=False) if given else ""
+    printed = run_program(["--format=json", *options], text, timeout_s=time_limit_s + GRACE_S)
     try:
-        answer: dict[str, Any] = json.loads(text)
-        stages = [
-            (str(stage["host"]), tuple(stage["layers"]), int(stage["quant_bits"]), "float32")
-            for stage in answer["schedule"]
-        ]
-        schedule = schedule_on(stages, hosts, program_name(PROGRAM))
-        kinds = [problem.kind_of(host) for host, *_ in stages]
-        if all(kind.dtype for kind in kinds):
-            schedule = schedule.with_dtypes([kind.dtype for kind in kinds])
-        return Solution(
-            schedule=schedule.check(n_layers=answer["layers"], world_size=max(schedule.ranks) + 1),
-            bottleneck_s=answer["bottleneck_s"],
-            throughput_items_per_s=answer["throughput_items_per_s"],
-            latency_s=answer["latency_s"],
-            gap=answer["gap"],
-            bottleneck=answer["bottleneck"]["words"],
-            warnings=tuple(answer["warnings"]),
-            stages=tuple(
-                PromisedStage(
-                    compute_s=stage["compute_s"] + stage["data_s"],
-                    link_out_s=stage["link_out_s"],
-                    threads=kind.threads,
-                    kernels=kind.kernels,
-                    tokens=kind.tokens,
-                    data_s=stage["data_s"],
-                )
-                for stage, kind in zip(answer["schedule"], kinds, strict=True)
-            ),
-            input_link_s=answer["schedule"][0]["link_in_s"],
-            feed_s=answer["feed_s"],
-            collect_s=answer["collect_s"],
-            losses=tuple(
-                HostLoss(loss["host"], loss.get("why"), loss.get("throughput_items_per_s"))
-                for loss in answer.get("losses", ())
-                if loss["effect"] != "none"
-            ),
-        )
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        return json.loads(printed)
+    except ValueError as error:
         raise not_understood(error) from error

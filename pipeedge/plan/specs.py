@@ -7,7 +7,7 @@ stands for, so that ``plan.spec_writing`` writes back what ``plan.spec_files`` h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -144,14 +144,6 @@ class TransportHandling:
         for name in ("receive_s", "receive_s_per_byte", "send_s", "send_s_per_byte"):
             _check_numbers(name, [getattr(self, name)])
 
-    def receiving_s(self, size_bytes: float) -> float:
-        """Return the seconds to receive a microbatch."""
-        return self.receive_s + self.receive_s_per_byte * size_bytes
-
-    def sending_s(self, size_bytes: float) -> float:
-        """Return the seconds to send a microbatch."""
-        return self.send_s + self.send_s_per_byte * size_bytes
-
     def scaled(self, factor: float) -> TransportHandling:
         """Return the costs on a device that takes ``factor`` times as long."""
         return replace(
@@ -222,67 +214,6 @@ class ModelProfile:
         """Return whether the profile covers sentences of ``tokens`` tokens."""
         return len(self.known_tokens) > 1 or self.known_tokens == (tokens,)
 
-    def at_tokens(self, tokens: int) -> ModelProfile:
-        """Return the profile for sentences of ``tokens``; unchanged if only one length was measured."""
-        known = self.tokens
-        if not self.lengths or known is None:
-            return self
-
-        def scaled(name: str, *, attention: bool) -> tuple[float, ...]:
-            own: tuple[float, ...] = getattr(self, name)
-            lists = {known: own} | {other.tokens: getattr(other, name) for other in self.lengths}
-            if any(len(each) != len(own) for each in lists.values()):
-                return own
-            return tuple(_at_length(lists, tokens, attention=attention))
-
-        return replace(
-            self,
-            tokens=tokens,
-            lengths=(),
-            time_s=scaled("time_s", attention=True),
-            activation_bytes=scaled("activation_bytes", attention=True),
-            # The cost of a link depends only on the bytes.
-            receive_s=scaled("receive_s", attention=False),
-            send_s=scaled("send_s", attention=False),
-        )
-
-    def over(self, transport: str, cut_bytes: Sequence[float]) -> ModelProfile:
-        """Return the profile with the costs of ``transport`` included, as ``sched-pipeline`` counts them.
-
-        What the data rank spends on its links depends on where the stages are, and is not included.
-
-        Args:
-            transport: Transport of the links.
-            cut_bytes: Bytes of an uncompressed microbatch before each layer, and after the last.
-        """
-        costs = self.handling.get(transport)
-        if costs is None:
-            return replace(self, handling={})
-        nothing = (0.0,) * len(self.time_s)
-        given = zip(self.receive_s or nothing, cut_bytes[:-1], strict=True)
-        taken = zip(self.send_s or nothing, cut_bytes[1:], strict=True)
-        return replace(
-            self,
-            receive_s=tuple(seconds + costs.receiving_s(size) for seconds, size in given),
-            send_s=tuple(seconds + costs.sending_s(size) for seconds, size in taken),
-            handling={},
-        )
-
-    def input_send_s(self, transport: str, size_bytes: float) -> float:
-        """Return the seconds to send a microbatch of input on a data host, 0 where feeding is unknown."""
-        costs = self.handling.get(transport)
-        return costs.sending_s(size_bytes) if costs is not None and self.feed_s else 0.0
-
-    def output_receive_s(self, transport: str, size_bytes: float) -> float:
-        """Return the seconds to receive its outputs on a data host, 0 where collecting is unknown."""
-        costs = self.handling.get(transport)
-        return costs.receiving_s(size_bytes) if costs is not None and self.collect_s else 0.0
-
-    @property
-    def known_agreement(self) -> float | None:
-        """Fraction of items classified as in float32, which is 1 in float32, or None if unknown."""
-        return 1.0 if short_dtype(self.dtype) == "float32" else self.agreement
-
     def weights_of(self, model: ModelSpec) -> tuple[float, ...]:
         """Return the bytes of each layer's weights in this dtype, as ``sched-pipeline`` counts them."""
         if self.weight_bytes:
@@ -342,21 +273,6 @@ class SpecFiles:
         """Return the device type of ``host``, or None if it is unknown."""
         names = (name for name, hosts in self.devices.items() if host in hosts)
         return self.device_types.get(next(names, ""))
-
-
-def _at_length(lists: Mapping[int, Sequence[float]], tokens: int, *, attention: bool) -> Iterator[float]:
-    """Interpolate the numbers of each layer between measured lengths.
-
-    Args:
-        lists: Numbers of each layer, by length in tokens.
-        tokens: Length to interpolate for.
-        attention: Whether the numbers of attention layers grow faster than linearly.
-    """
-    known = sorted(lists)
-    for layer, values in enumerate(zip(*(lists[each] for each in known), strict=True)):
-        yield _native.at_length(
-            [float(each) for each in known], list(values), float(tokens), layer if attention else -1
-        )
 
 
 def _check_numbers(name: str, values: Iterable[float]) -> None:

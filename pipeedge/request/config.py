@@ -268,9 +268,6 @@ class RunRequest:
             raise ScheduleError(
                 "--replan auto needs -c tcp without --on-failure stop: only then can links open again"
             )
-        if self.schedule.joint and (self.links.link_bits is not None or self.links.quant_bits is not None):
-            given = "--link-bits" if self.links.link_bits is not None else "-q"
-            raise ScheduleError(f"{given} and --plan auto: the plan chooses the bits; leave out {given}")
         if self.schedule.held_out and self.schedule.data_rank != 0:
             raise ScheduleError("--held-out needs the input on rank 0, which plans: leave out -D/--data-rank")
         if not 0 <= self.schedule.data_rank < self.world.size:

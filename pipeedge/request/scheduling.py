@@ -16,6 +16,7 @@ from pipeedge.request.parsing import dtype_names, integers, names, path
 __all__ = [
     "ADAPTIVE",
     "AUTO",
+    "CUT",
     "ENERGY",
     "OFF",
     "ONLY_REPORT",
@@ -93,7 +94,8 @@ class ScheduleRequest:
         "--plan",
         choices=(CUT, AUTO),
         help="what automatic scheduling chooses: cut, only where to cut and the hosts; auto, also the "
-        "microbatch size (up to -u), the number type of each stage and the bits of each link ({default})",
+        "microbatch size (up to -u), and the number type of each stage and the bits of each link unless "
+        "--dtype, --link-bits or -q gives them ({default})",
     )
     min_agreement: float | None = option(
         None,
@@ -104,15 +106,16 @@ class ScheduleRequest:
             lambda value: 0 <= value <= 1,
             "must be from 0 to 1, the fraction of items whose class must be float32's",
         ),
-        help="with --dtype auto or --plan auto: least fraction of items whose class must be that of float32, "
-        "as profiled; 0 allows what was not measured, too (0 with --dtype auto, 0.99 with --plan auto)",
+        help="with --dtype auto, --plan auto, or --link-bits auto for another objective: least fraction of "
+        "items whose class must be that of float32, as profiled; 0 allows what was not measured, too (0 with "
+        "--dtype auto, else 0.99)",
     )
     objective: str = option(
         "throughput",
         "--objective",
         choices=("throughput", "latency", ENERGY),
-        help="with --plan auto: what the plan makes as good as it can; energy: the joules an item, from the "
-        "watts in device_types.yml ({default})",
+        help="with automatic scheduling: what the plan makes as good as it can; energy: the joules an item, "
+        "from the watts in device_types.yml ({default})",
     )
     min_throughput: float | None = option(
         None,
@@ -128,8 +131,8 @@ class ScheduleRequest:
         type=int,
         metavar="N",
         check=Check(lambda items: items >= 0, "the number of items must not be negative"),
-        help="with --plan auto: first compute the last N items of the input here as the plan would, and take "
-        "the next best plan if fewer of them than --min-agreement have the class of float32",
+        help="with --plan auto or --dtype auto: first compute the last N items of the input here as the plan "
+        "would, and take the next best plan if fewer of them than --min-agreement have the class of float32",
     )
     hosts: tuple[str, ...] | None = option(
         None, "-H/--hosts", type=names, help="host of each rank, as in devices.yml"
@@ -188,13 +191,17 @@ class ScheduleRequest:
         return self.plan == AUTO
 
     @property
+    def limited(self) -> bool:
+        """Whether an agreement may limit the bits of links: where fewer are always better."""
+        return self.automatic and self.objective != "throughput"
+
+    @property
     def watched(self) -> bool:
         """Whether the conditions of the run are watched for a better schedule.
 
-        Without profiles, nobody knows what other layers would take, or another host. A plan for number types
-        and bits together keeps an agreement that one for the cut alone would not know of.
+        Without profiles, nobody knows what other layers would take, or another host.
         """
-        return self.automatic and not self.joint and self.replan != OFF
+        return self.automatic and self.replan != OFF
 
     @property
     def follows_proposals(self) -> bool:
@@ -209,16 +216,16 @@ class ScheduleRequest:
 
 _SCHEDULE_RULES: tuple[Rule[ScheduleRequest], ...] = (
     Rule(
-        lambda one: one.min_agreement is not None and not (one.automatic_dtype or one.joint),
+        lambda one: one.min_agreement is not None and not (one.automatic_dtype or one.joint or one.limited),
         "--min-agreement needs --dtype auto or --plan auto",
     ),
     Rule(
-        lambda one: bool(one.held_out) and not one.joint,
-        "--held-out needs --plan auto, which has a next best plan",
+        lambda one: bool(one.held_out) and not (one.automatic_dtype or one.joint),
+        "--held-out needs --plan auto or --dtype auto, which have a next best plan",
     ),
     Rule(
-        lambda one: one.objective != "throughput" and not one.joint,
-        "--objective {objective} needs --plan auto",
+        lambda one: one.objective != "throughput" and not one.automatic,
+        f"--objective {{objective}} needs {_AUTOMATIC}, without -pt and --schedule-file",
     ),
     Rule(
         lambda one: one.min_throughput is not None and one.objective != ENERGY,
@@ -227,14 +234,6 @@ _SCHEDULE_RULES: tuple[Rule[ScheduleRequest], ...] = (
     Rule(
         lambda one: one.joint and not one.automatic,
         f"--plan auto needs {_AUTOMATIC}, without -pt and --schedule-file",
-    ),
-    Rule(
-        lambda one: one.joint and one.dtypes is not None,
-        "--dtype and --plan auto: the plan chooses the number types; leave out --dtype",
-    ),
-    Rule(
-        lambda one: one.joint and one.survive_loss,
-        "--survive-loss and --plan auto cannot be combined; leave out one of them",
     ),
     Rule(
         lambda one: one.automatic_dtype and not one.automatic,
@@ -254,7 +253,7 @@ _SCHEDULE_RULES: tuple[Rule[ScheduleRequest], ...] = (
     ),
     Rule(
         lambda one: one.replan == AUTO and not one.watched,
-        f"--replan auto needs {_AUTOMATIC}, without -pt, --schedule-file and --plan auto",
+        f"--replan auto needs {_AUTOMATIC}, without -pt and --schedule-file",
     ),
     Rule(
         lambda one: len({one.models_file is None, one.dev_types_file is None, one.dev_file is None}) > 1,

@@ -31,7 +31,8 @@ from pipeedge.run.replanning import Held, PlanAsMeasured, describe, name_stages,
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
-    from pipeedge.plan.joint_choice import Trial
+    from pipeedge.plan.choice import Trial
+    from pipeedge.plan.scheduler import Choice
 
 __all__ = ["FORMS", "Decider", "RunSession", "find_facts", "find_weights"]
 
@@ -96,6 +97,8 @@ class Decider:
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
+        self.limits: Choice | None = None
+        """What was chosen with the first plan within which limits, which hold for all that follow."""
         self.as_measured: PlanAsMeasured | None = None
         """Plans for the speed that the hosts of the run have had lately; None if it is not known."""
 
@@ -115,6 +118,7 @@ class Decider:
             )
         for note in planned.notes:
             context.warn(note)
+        self.limits = planned.limits
         plan = Plan(
             schedule=planned.schedule,
             data_rank=data_rank,
@@ -148,7 +152,7 @@ class Decider:
         if not plan.goes_on:
             remedy = ": start each rank, with the same --addr and --port" if absent else ""
             return Refusal(f"{cause}{remedy}", EXIT_PEER)
-        planned = plan_schedule_again(request, model, plan, facts, self._held)
+        planned = plan_schedule_again(request, model, plan, facts, self._held, limits=self.limits)
         without = f"without {plural(len(missing), 'it', 'them')}"
         if not isinstance(planned, PlannedSchedule):
             return Refusal(f"{cause}; nothing fits {without}: {planned}", EXIT_PEER)
@@ -168,7 +172,9 @@ class Decider:
         if before is None:
             return Refusal(f"{remaining.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.model
-        planned = plan_schedule_again(request, model, before, remaining.facts, self._held, self.as_measured)
+        planned = plan_schedule_again(
+            request, model, before, remaining.facts, self._held, self.as_measured, self.limits
+        )
         if not isinstance(planned, PlannedSchedule):
             return Refusal(f"{remaining.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
         plan = dataclasses.replace(

@@ -19,11 +19,12 @@ from pipeedge.base.wording import figure
 from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.change_detection import WindowMaker, WorkWindow
-from pipeedge.plan.live_choice import LivePlanning, Placing, Proposal
-from pipeedge.plan.live_search import LiveSearch, host_names, profiled_problem
+from pipeedge.plan.live_choice import LivePlanning, Objective, Proposal
+from pipeedge.plan.live_search import LiveSearch, host_names, profiled_search
+from pipeedge.plan.placing import Placing, placed
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.plan.switch_memory import placed
+from pipeedge.request.scheduling import ENERGY
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
 from pipeedge.run.replanning import PlanAsMeasured
@@ -80,12 +81,17 @@ class RunWatcher:
         plan = self._decider.present
         if plan is None:
             return
-        problem = profiled_problem(self._context.request, self._context.model, plan)
-        if not any(any(kind.time_s) for kind in problem.kinds):
-            return  # in profiles without times, nothing can be slower
-        search = LiveSearch(problem, self._names, self._context.request.links.quant_bits)
-        varying = plan.max_tokens is not None or plan.items is None
-        planning = LivePlanning(problem, search, varying=varying)
+        request = self._context.request
+        search = profiled_search(request, self._context.model, plan, self._decider.limits)
+        if not search.has_times:
+            return
+        planning = LivePlanning(
+            search,
+            search.costs,
+            search.data_host,
+            objective=Objective(request.schedule.objective, request.schedule.min_throughput or 0.0),
+            varying=plan.max_tokens is not None or plan.items is None,
+        )
         windows = WindowMaker(plan.microbatch_size)
         while (seen := self._session.snapshot()) is not None:
             window = self._window(windows, seen)
@@ -130,12 +136,10 @@ class RunWatcher:
         self, planning: LivePlanning, search: LiveSearch, tokens: int | None
     ) -> PlanAsMeasured | None:
         """Return a planner for the conditions of this moment; None while they are as the profiles say."""
-        conditions, names = planning.expected, self._names
+        conditions = planning.expected
         if conditions.as_profiled:
             return None
-        return lambda held: search.after_loss(
-            conditions, {names[rank]: layers for rank, layers in held.items()}, tokens
-        )
+        return lambda survivors: search.after_loss(conditions, survivors, tokens)
 
     def _change(
         self, planning: LivePlanning, proposal: Proposal, planned: PlannedSchedule, seen: RunSnapshot
@@ -200,8 +204,11 @@ def _has_weights(facts: Options) -> bool:
 def describe_proposal(proposal: Proposal, planned: PlannedSchedule) -> str:
     """Return the beginning of the line about a proposal."""
     stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in planned.schedule.stages)
-    now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)
-    return (
-        f"{proposal.why}; with {stages}, {figure(then)} items/s instead of {figure(now)} are predicted "
-        f"({proposal.gain:+.0%})"
-    )
+    if proposal.before is None:
+        now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)
+        what = f"{figure(then)} items/s instead of {figure(now)} are predicted"
+    else:
+        then = proposal.before / (1 + proposal.gain)
+        unit = "J an item" if proposal.objective.name == ENERGY else "s through the idle pipeline"
+        what = f"{figure(then)} {unit} instead of {figure(proposal.before)} are predicted"
+    return f"{proposal.why}; with {stages}, {what} ({proposal.gain:+.0%})"

@@ -12,7 +12,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
 if TYPE_CHECKING:
-    from pipeedge.plan.joint_choice import Trial
+    from pipeedge.plan.choice import Trial
 
 __all__ = ["show_schedule"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
@@ -21,6 +21,9 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_after_loss
 from pipeedge.request.config import RunRequest
 
+if TYPE_CHECKING:  # a run without the scheduler does without it
+    from pipeedge.plan.scheduler import Choice
+
 __all__ = ["Held", "PlanAsMeasured", "describe", "name_stages", "plan_schedule_again"]
 
 
@@ -28,24 +31,26 @@ class Held:
     """Layers that the ranks have loaded, as far as rank 0 knows."""
 
     def __init__(self) -> None:
-        self._layers: dict[int, LayerRange] = {}
+        self._stages: dict[int, StagePlan] = {}
 
     def loads(self, schedule: Schedule) -> None:
         """Note that the ranks of a schedule load their layers, in place of what they had."""
-        self._layers |= {stage.rank: stage.layers for stage in schedule.stages}
+        self._stages |= {stage.rank: stage for stage in schedule.stages}
 
     def forget(self, rank: int) -> None:
         """Note that another process has the number ``rank``."""
-        self._layers.pop(rank, None)
+        self._stages.pop(rank, None)
 
-    def by(self, rank: int) -> LayerRange | None:
-        """Return the layers that a rank has loaded, or None if it has none."""
-        return self._layers.get(rank)
+    def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
+        """Return a rank that is left, with what it has loaded."""
+        stage = self._stages.get(rank)
+        if stage is None:
+            return Survivor(rank, room_bytes, host)
+        return Survivor(rank, room_bytes, host, stage.layers, stage.dtype)
 
 
-PlanAsMeasured: TypeAlias = Callable[[Mapping[int, LayerRange | None]], PlannedSchedule | None]
-"""Returns the best schedule for the ranks that are left under measured conditions, given what each has
-loaded; or None if it cannot tell."""
+PlanAsMeasured: TypeAlias = Callable[[Sequence[Survivor]], PlannedSchedule | None]
+"""Returns the best schedule for the ranks that are left under measured conditions; None if there is none."""
 
 
 def plan_schedule_again(
@@ -55,6 +60,7 @@ def plan_schedule_again(
     facts: Mapping[int, Mapping[str, Any]],
     held: Held,
     as_measured: PlanAsMeasured | None = None,
+    limits: Choice | None = None,
 ) -> PlannedSchedule | str:
     """Return the schedule for the ranks that are left, or why there is none.
 
@@ -65,17 +71,18 @@ def plan_schedule_again(
         facts: Facts of the ranks that are left.
         held: Layers that they have loaded.
         as_measured: Plans for the speed that the hosts had; None if it is not known.
+        limits: Limits of the plan that has failed; None for those of the request.
 
     Raises:
         PipeEdgeError: The scheduler finds none.
     """
     hosts = request.schedule.hosts
     survivors = [
-        Survivor(rank, _room_bytes(told), None if hosts is None else hosts[rank], held.by(rank))
+        held.survivor(rank, _room_bytes(told), None if hosts is None else hosts[rank])
         for rank, told in sorted(facts.items())
     ]
     if request.schedule.automatic and as_measured is not None:
-        found = as_measured({one.rank: one.holds for one in survivors})
+        found = as_measured(survivors)
         if found is not None:
             return found
     return plan_after_loss(
@@ -86,6 +93,7 @@ def plan_schedule_again(
         lambda schedule: _layer_bytes(model, schedule),
         tokens=before.max_tokens,
         eight_bit=before.pixel_table is not None,
+        limits=limits,
     )
 
 

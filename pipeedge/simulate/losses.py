@@ -18,13 +18,13 @@ from msgspec.structs import replace as with_fields
 
 from pipeedge.base.backpressure import STAGES_AHEAD
 from pipeedge.base.errors import InfeasibleError, RequestError
-from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import figure
 from pipeedge.observe.records import EpochRecord
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.plan.simulation import SimulatedRun
 from pipeedge.simulate.options import Loss, RecoveryRequest
+from pipeedge.simulate.simulation import SimulatedRun
 
 __all__ = ["LossyRun", "SimulatedEpoch", "simulate_epochs"]
 
@@ -78,8 +78,8 @@ class LossyRun:
     """Returns the memory of a rank."""
     host: Callable[[int], str | None]
     """Returns the host of a rank."""
-    load_bytes: Callable[[Schedule, int, LayerRange | None], float]
-    """Returns the bytes that the rank of a stage loads, given the layers that it has."""
+    load_bytes: Callable[[Schedule, int, StagePlan | None], float]
+    """Returns the bytes that the rank of a stage loads, given the stage that it has loaded."""
 
 
 def simulate_epochs(
@@ -118,7 +118,7 @@ class _Epochs:
         self._coming = sorted(losses, key=lambda loss: loss.at_s)
         self._recovery = recovery
         self._left = set(range(world.ranks))
-        self._holds: dict[int, LayerRange] = {}
+        self._holds: dict[int, StagePlan] = {}
         self._written = 0
 
     def __iter__(self) -> Iterator[SimulatedEpoch]:
@@ -135,7 +135,7 @@ class _Epochs:
     def _begun(self, record: EpochRecord) -> SimulatedEpoch:
         """Return an epoch that starts with what is left, when all its ranks have loaded their layers."""
         schedule, world = self._planned.schedule, self._world
-        self._holds |= {stage.rank: stage.layers for stage in schedule.stages}
+        self._holds |= {stage.rank: stage for stage in schedule.stages}
         threatened = {loss.rank for loss in self._coming}
         watched = [number for number, stage in enumerate(schedule.stages) if stage.rank in threatened]
         run = world.simulate(schedule, world.items - self._written * world.microbatch_size, watched)
@@ -244,10 +244,7 @@ class _Epochs:
         for rank, what in ((0, "rank 0 makes the plans"), (world.data_rank, "it has the data")):
             if rank not in self._left:
                 raise InfeasibleError(f"--lose {lost}: the run ends there, because {what}; name another rank")
-        survivors = [
-            Survivor(rank, world.room_bytes(rank), world.host(rank), self._holds.get(rank))
-            for rank in sorted(self._left)
-        ]
+        survivors = [self._survivor(rank) for rank in sorted(self._left)]
         try:
             found = world.plan(before, survivors)
         except InfeasibleError as error:
@@ -257,6 +254,13 @@ class _Epochs:
                 f"--lose {lost}: the run ends there, because nothing fits without it: {found}"
             )
         self._planned = found
+
+    def _survivor(self, rank: int) -> Survivor:
+        """Return a rank that is left, with what it has loaded."""
+        room_bytes, host, held = self._world.room_bytes(rank), self._world.host(rank), self._holds.get(rank)
+        if held is None:
+            return Survivor(rank, room_bytes, host)
+        return Survivor(rank, room_bytes, host, held.layers, held.dtype)
 
     def _loading_s(self) -> float:
         """Return the seconds until each rank of the plan has the layers that it lacks."""

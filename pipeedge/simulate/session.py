@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,22 @@ from rich.console import Console
 import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
-from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.base.wording import count
 from pipeedge.models.registry import find_outline
 from pipeedge.observe.assembly import assemble
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.timeline import Span, ThreadState, Timeline
+from pipeedge.plan.costs import PlanCosts
 from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.problem import ELEMENT_BYTES
-from pipeedge.plan.schedule_choice import CutModel, PlannedSchedule, plan_after_loss, plan_schedule
-from pipeedge.plan.simulation import SimulatedRun, simulate
+from pipeedge.plan.schedule_choice import (
+    CutModel,
+    PlannedSchedule,
+    evaluate_schedule,
+    plan_after_loss,
+    plan_schedule,
+)
 from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
 from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
@@ -30,6 +37,7 @@ from pipeedge.request.config import MAX_WORLD
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
 from pipeedge.simulate.losses import LossyRun, SimulatedEpoch, simulate_epochs
 from pipeedge.simulate.options import SimulationRequest
+from pipeedge.simulate.simulation import SimulatedRun, simulate
 
 __all__ = ["FinishedSimulation", "run", "simulate_request"]
 
@@ -51,6 +59,8 @@ class FinishedSimulation:
     """Length of the run without a loss, in seconds."""
     notes: tuple[str, ...]
     """Warnings for the user, one line each."""
+    costs_of: Callable[[Schedule], PlanCosts]
+    """Returns the costs of a schedule of this run."""
 
     @property
     def planned(self) -> PlannedSchedule:
@@ -75,7 +85,15 @@ class FinishedSimulation:
     @property
     def memory(self) -> list[StageMemory]:
         """Memory that each stage needs."""
-        return [self.cluster.memory(stage, self.load) for stage in self.schedule.stages]
+        return [
+            self.cluster.memory(stage, costs, self.load)
+            for stage, costs in zip(self.schedule.stages, self.costs.schedule, strict=True)
+        ]
+
+    @property
+    def costs(self) -> PlanCosts:
+        """Costs of the last schedule, as the scheduler counts them."""
+        return self.costs_of(self.schedule)
 
     def report(self) -> RunReport:
         """Return the report in the form of a real run's."""
@@ -108,8 +126,8 @@ class FinishedSimulation:
         number, share = run.model.microbatches, run.passes / run.model.microbatches
         working = (costs.decode_s + costs.compute_s + costs.encode_s) * run.passes
         until = run.length_s - float(run.drain_s[stage])
-        memory = self.cluster.memory(plan, self.load)
-        bytes_out = 0 if link.in_memory else self.load.sent_bytes(plan)
+        memory = self.memory[stage]
+        bytes_out = 0 if link.in_memory else self.costs.schedule[stage].sent_bytes
         return StageStats(
             stage=stage,
             rank=plan.rank,
@@ -123,7 +141,7 @@ class FinishedSimulation:
             rss_peak_mb=memory.peak / BYTES_PER_MB,
             parameters=round(memory.weights / ELEMENT_BYTES["float32"]),  # as models.yml counts them
             compute_cpu_s_mean=costs.compute_s * share,
-            threads=self.cluster.threads(plan, self.load),
+            threads=self.costs.schedule[stage].threads or 1,
             encode_s_mean=costs.encode_s * share,
             decode_s_mean=costs.decode_s * share,
         )
@@ -169,7 +187,8 @@ class FinishedSimulation:
     def _series(self, epoch: SimulatedEpoch, stage: int) -> dict[str, Any]:
         """Return the throughput of one stage in an epoch over time, in the form of a real run's."""
         plan, link = epoch.planned.schedule.stages[stage], epoch.run.model.links[stage + 1]
-        size = 0 if link.in_memory else self.load.sent_bytes(plan)
+        costs = self.costs_of(epoch.planned.schedule).schedule[stage]
+        size = 0 if link.in_memory else costs.sent_bytes
         busy_s = link.wire_s + link.latency_s
         columns: dict[str, list[float | None]] = {
             name: [] for name in ("t_s", "items_per_s", "bytes_per_s", "link_bytes_per_s", "bits")
@@ -205,9 +224,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
         devices=request.dev_file,
         neighbors=request.dev_neighbors_file,
     )
-    cluster = SimulatedCluster(
-        rename_profiles(files.device_types, request.model_name), files.devices, files.neighbors
-    )
+    cluster = SimulatedCluster(rename_profiles(files.device_types, request.model_name), files.devices)
     spec = find_named(files.models, request.model_name)
     if spec is None:
         raise RequestError(
@@ -219,28 +236,32 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     data_rank = _data_rank(request, names, cluster)
     as_run = request.of_run(len(names), names if named else None, data_rank)
     planned = plan_schedule(as_run, model, request.tokens)
-    load = _workload(request, planned, model, spec)
+    load = _workload(request, planned, spec)
     data_host = names[data_rank]
     if not as_run.schedule.automatic:  # otherwise the plan does without it, and says so
         cluster.type_of(data_host)
 
+    known = data_host if cluster.knows(data_host) else None
+
+    @cache
+    def costs_of(schedule: Schedule) -> PlanCosts:
+        for stage in schedule.stages:
+            cluster.profile(stage, load)  # or say what is missing
+        return evaluate_schedule(as_run, model, schedule, request.tokens, load.microbatch_size)
+
     def simulated(schedule: Schedule, items: int, drawn: Sequence[int] = ()) -> SimulatedRun:
-        known = data_host if cluster.knows(data_host) else None
-        return simulate(cluster.pipeline(schedule, known, replace(load, items=items)), drawn=drawn)
+        return simulate(replace(load, items=items).pipeline(costs_of(schedule), known), drawn=drawn)
 
     def layer_bytes(schedule: Schedule) -> list[float]:
-        return [
-            weights
-            for stage in schedule.stages
-            for weights in cluster.layer_weights(stage, load)[stage.layers.start : stage.layers.stop]
-        ]
+        return cluster.layer_weights(schedule, load)
 
-    def load_bytes(schedule: Schedule, number: int, held: LayerRange | None) -> float:
-        weights, layers = layer_bytes(schedule), schedule.stages[number].layers
+    def load_bytes(schedule: Schedule, number: int, held: StagePlan | None) -> float:
+        weights, stage = layer_bytes(schedule), schedule.stages[number]
+        has = held.layers if held is not None and held.dtype == stage.dtype else None
         return sum(
             weights[layer]
-            for layer in range(layers.start, layers.stop)
-            if held is None or not held.start <= layer < held.stop
+            for layer in range(stage.layers.start, stage.layers.stop)
+            if has is None or not has.start <= layer < has.stop
         )
 
     world = LossyRun(
@@ -263,7 +284,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     )
     epochs = tuple(simulate_epochs(world, planned, request.losses, request.recovery))
     undisturbed_s = epochs[0].run.length_s
-    found = FinishedSimulation(cluster, load, data_rank, epochs, undisturbed_s, notes=())
+    found = FinishedSimulation(cluster, load, data_rank, epochs, undisturbed_s, (), costs_of)
     return replace(found, notes=(*planned.notes, *_notes(found, request)))
 
 
@@ -306,17 +327,12 @@ def _data_rank(request: SimulationRequest, names: Sequence[str], cluster: Simula
     return names.index(host)
 
 
-def _workload(
-    request: SimulationRequest, planned: PlannedSchedule, model: CutModel, spec: ModelSpec
-) -> Workload:
+def _workload(request: SimulationRequest, planned: PlannedSchedule, spec: ModelSpec) -> Workload:
     size = planned.microbatch_size or request.microbatch_size
     request.microbatches(size)
     return Workload(
         model_name=request.model_name,
         model=spec if request.tokens is None else spec.at_tokens(request.tokens),
-        transport=request.transport,
-        tokens=request.tokens,
-        input_bytes=model.input_bytes(request.tokens, planned.schedule.stages[0].dtype),
         microbatch_size=size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
@@ -327,10 +343,10 @@ def _workload(
 
 def _notes(found: FinishedSimulation, request: SimulationRequest) -> Iterator[str]:
     for stage, memory in enumerate(found.memory):
-        if memory.missing:
+        if memory.is_missing:
             yield (
-                f"stage {stage} needs {(memory.weights + memory.buffers) / BYTES_PER_MB:.0f} MB for weights "
-                f"and buffers, but {host_of(found.schedule.stages[stage])} has only "
+                f"stage {stage} needs {memory.needed / BYTES_PER_MB:.0f} MB for weights, activations and "
+                f"buffers, but {host_of(found.schedule.stages[stage])} has only "
                 f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
             )
     if request.tokens is not None and found.planned.prediction is None:  # else the scheduler says it

@@ -1,5 +1,5 @@
-// What Python needs of the scheduler's core to read profiles and to write them: sizes of number types, and costs at
-// other sentence lengths. Plans are asked of the program, sched-pipeline.
+// What Python needs of the scheduler's core to read profiles and to write them: sizes of number types. Plans and costs
+// are asked of the program, sched-pipeline.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,22 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "../core/lengths.hpp"
 #include "../core/number_types.hpp"
 #include "module.hpp"
 
 namespace py = pybind11;
 
 void bind_scheduler(py::module_& module) {
-  module.def(
-      "at_length",
-      [](const std::vector<double>& lengths, const std::vector<double>& values, double wanted, int layer) {
-        const auto growth = layer < 0 ? pipeedge::Growth::kLinear : pipeedge::growth_of(layer);
-        return pipeedge::at_length(lengths, values, wanted, growth);
-      },
-      "Scale a layer's cost to sentences of another length (see _native.pyi).", py::arg("lengths"), py::arg("values"),
-      py::arg("wanted"), py::arg("layer"));
-
   module.def(
       "element_bytes",
       [] {

@@ -43,11 +43,47 @@ Problem changed(const Problem& problem, const Change& change) {
   return without_host(problem, gone);
 }
 
+// What hosts have loaded, as far as the problem knows them.
+Before before_of(const NamedProblem& named) {
+  Before before;
+  before.runs = !named.running.empty();
+  const Problem& problem = named.problem;
+  for (const GivenStage& one : before.runs ? named.running : named.loaded) {
+    const auto host = std::find(problem.hosts.begin(), problem.hosts.end(), one.host);
+    const auto width = std::find_if(problem.widths.begin(), problem.widths.end(),
+                                    [&](const Width& known) { return known.bits == one.bits; });
+    if (one.last > problem.layers()) throw UsageError("layers are loaded that the model does not have");
+    before.stages.push_back(
+        {host == problem.hosts.end() ? LoadedStage::kGone : static_cast<int>(host - problem.hosts.begin()), one.first,
+         one.last, one.dtype, width == problem.widths.end() ? 0 : static_cast<int>(width - problem.widths.begin())});
+  }
+  return before;
+}
+
+// Adds what the stages of an answer cost.
+void add_costs(Answer& answer) {
+  const Problem& problem = answer.named.problem;
+  Solution& solution = answer.solution;
+  answer.costs = evaluate(problem, solution.stages);
+  add_before(problem, answer.before, solution.stages, answer.costs);
+  solution.batch_size = problem.setting(solution.stages.front().setting).batch_size;
+  solution.period_s = answer.costs.period_s;
+  solution.latency_s = answer.costs.latency_s;
+  solution.loss = answer.costs.loss;
+  switch (answer.options.objective) {
+    case Objective::kThroughput: solution.objective = solution.period_s / solution.batch_size; break;
+    case Objective::kLatency: solution.objective = solution.latency_s; break;
+    case Objective::kEnergy: solution.objective = answer.costs.joules.value_or(kInfinity) / solution.batch_size; break;
+  }
+  if (solution.objective > loosened(solution.lower_bound)) solution.status = Status::kBounded;
+}
+
 class Planner {
  public:
   Planner(NamedProblem named, const CommandLine& line) : line_(line) {
     answer_.named = std::move(named);
     answer_.options = line.solver;
+    answer_.before = before_of(answer_.named);
   }
 
   Answer plan_only() {
@@ -58,9 +94,13 @@ class Planner {
   Answer plan() {
     const Problem& problem = answer_.named.problem;
     const std::vector<WhatIf> questions = what_ifs();  // wrong ones are refused before the search
-    answer_.solution = solve_as_asked(problem);
+    answer_.solution = solve_as_asked(answer_.before.runs ? beside(problem, answer_.before) : problem);
     if (answer_.found()) {
       answer_.costs = evaluate(problem, answer_.solution.stages);
+      if (answer_.before.known()) {
+        answer_.solution.stages = follow(problem, answer_.before, line_.solver, answer_.solution.stages);
+        add_costs(answer_);
+      }
       if (line_.reports()) add_unused();
       if (line_.losses || line_.survive_loss) add_losses();
       if (line_.explain && answer_.named.joint) {
@@ -190,22 +230,35 @@ Answer evaluate_plan(NamedProblem named, const GivenPlan& given, const CommandLi
   answer.named = std::move(named);
   answer.options = line.solver;
   answer.given = true;
-  Solution& solution = answer.solution;
+  answer.before = before_of(answer.named);
   try {
-    solution.stages = stages_of(answer.named.problem, given);
-    answer.costs = evaluate(answer.named.problem, solution.stages);
+    answer.solution.stages = stages_of(answer.named.problem, given);
+    add_costs(answer);
   } catch (const std::invalid_argument& error) {
     throw UsageError(std::string("the plan: ") + error.what());
   }
-  solution.status = Status::kOptimal;
-  solution.batch_size = answer.named.problem.setting(solution.stages.front().setting).batch_size;
-  solution.period_s = answer.costs.period_s;
-  solution.latency_s = answer.costs.latency_s;
-  solution.loss = answer.costs.loss;
-  solution.objective =
-      line.solver.objective == Objective::kLatency ? solution.latency_s : solution.period_s / solution.batch_size;
-  solution.lower_bound = solution.objective;
+  answer.solution.status = Status::kOptimal;
+  answer.solution.lower_bound = answer.solution.objective;
   return answer;
+}
+
+std::vector<Answer> evaluate_plans(const NamedProblem& named, const CommandLine& line) {
+  std::vector<Answer> answers;
+  for (const GivenPlan& plan : named.plans) answers.push_back(evaluate_plan(named, plan, line));
+  NamedProblem moment = named;
+  moment.running.clear();
+  moment.loaded.clear();
+  for (const Conditions& conditions : named.moments) {
+    try {
+      moment.problem = with_conditions(named.problem, conditions);
+    } catch (const std::invalid_argument& error) {
+      throw UsageError(std::string("a moment: ") + error.what());
+    }
+    for (std::size_t p = 0; p < answers.size(); ++p) {
+      answers[p].moments.push_back(evaluate_plan(moment, named.plans[p], line).costs);
+    }
+  }
+  return answers;
 }
 
 }  // namespace pipeedge::cli

@@ -8,6 +8,7 @@
 #include "../core/alternatives.hpp"
 #include "../core/costs.hpp"
 #include "../core/reasons.hpp"
+#include "../core/takeover.hpp"
 #include "options.hpp"
 #include "problem_json.hpp"
 
@@ -35,8 +36,10 @@ struct Answer {
   NamedProblem named;  // with the widths that were asked for
   Options options;
   bool given = false;  // whether the plan was given, rather than found
+  Before before;       // the plan that it follows, if one is known
   Solution solution;
   Costs costs;                 // of the plan, if there is one
+  std::vector<Costs> moments;  // ... under other conditions, if asked for
   std::optional<WhyNone> why;  // there is none
   std::vector<Unused> unused;  // in the order of the devices file
   std::vector<WhatIf> what_ifs;
@@ -57,5 +60,8 @@ Answer plan_only(NamedProblem named, const CommandLine& line);
 
 // The costs of a plan. Throws UsageError if it is none for the problem.
 Answer evaluate_plan(NamedProblem named, const GivenPlan& given, const CommandLine& line);
+
+// The same for each plan that a problem lists, at each of its moments as well.
+std::vector<Answer> evaluate_plans(const NamedProblem& named, const CommandLine& line);
 
 }  // namespace pipeedge::cli

@@ -10,8 +10,7 @@ namespace {
 
 // What the plan chooses by itself, with the option that limits the choice.
 const std::set<std::string> kChosen{"--batch-size", "--dtype", "--dtype-of", "--link-bits"};
-const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes",        "--widths",
-                                       "--max-latency", "--min-agreement", "--min-throughput"};
+const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--max-latency", "--min-agreement"};
 
 double fraction(const std::string& option, const std::string& text) {
   char* end = nullptr;
@@ -90,9 +89,6 @@ Group joint_group() {
 }
 
 void check_joint(const CommandLine& line, const std::vector<std::string>& given) {
-  if (!line.joint && line.solver.objective == Objective::kEnergy) {
-    throw UsageError("--objective energy needs --plan auto; --batch-sizes, --dtypes and --widths limit its choice");
-  }
   for (const std::string& name : given) {
     if (!line.joint && kOnlyJoint.count(name) != 0) {
       throw UsageError(name + " needs --plan auto, which chooses what it limits");

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "../core/conditions.hpp"
 #include "../core/link_bits.hpp"
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
@@ -67,17 +66,6 @@ std::size_t room_on_standard_error() {
   return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-std::string read_standard_input() {
-  std::string text;
-  std::vector<char> chunk(std::size_t{1} << 16);
-  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
-    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
-    text.append(chunk.data(), got);
-  }
-  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
-  return text;
-}
-
 // The files of a request.
 struct RequestFiles {
   yaml::Models models;
@@ -87,6 +75,15 @@ struct RequestFiles {
 
   const yaml::Neighbors* known_links() const { return neighbors ? &*neighbors : nullptr; }
 };
+
+// A host of each device type, by its name.
+yaml::Devices one_of_each(const yaml::DeviceTypes& types) {
+  JsonWriter json;
+  json.open('{');
+  for (const yaml::TypeSpec& type : types.entries) json.key(type.name).open('[').value(type.name).close(']');
+  json.close('}');
+  return yaml::devices_from(yaml::parse(json.text(), "the device types"));
+}
 
 RequestFiles read_files(const CommandLine& line) {
   const auto document = [](const std::string& given, const char* usual, const char* option) {
@@ -99,7 +96,8 @@ RequestFiles read_files(const CommandLine& line) {
   RequestFiles files{yaml::models_from(document(line.models_file, "models.yml", "-sm")), {}, {}, {}};
   if (line.cluster_file.empty()) {
     files.types = yaml::device_types_from(document(line.dev_types_file, "device_types.yml", "-sdt"));
-    files.devices = yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"));
+    files.devices = line.format == Format::kBids ? one_of_each(files.types)
+                                                 : yaml::devices_from(document(line.dev_file, "devices.yml", "-sd"));
   } else {
     yaml::Cluster cluster = yaml::read_cluster(line.cluster_file);
     files.types = std::move(cluster.types);
@@ -150,8 +148,7 @@ NamedProblem read_request(const CommandLine& line) {
     named.left_out = std::move(assembly.left_out);
     named.warnings = std::move(assembly.warnings);
   } else {
-    named = line.problem == "-" ? read_problem(read_standard_input(), "standard input")
-                                : read_problem(yaml::read_text(line.problem), line.problem);
+    named = read_problem(line.problem);
   }
   named.joint = named.joint || line.joint;
   validate(named.problem);
@@ -160,13 +157,7 @@ NamedProblem read_request(const CommandLine& line) {
 
 // The problem under the conditions of a file, and with the widths that were asked for.
 void apply_options(NamedProblem& named, const CommandLine& line) {
-  if (!line.conditions.empty()) {
-    try {
-      named.problem = with_conditions(named.problem, read_conditions(line.conditions, named.problem));
-    } catch (const std::invalid_argument& error) {
-      throw UsageError(yaml::printable(line.conditions, 400) + ": " + error.what());
-    }
-  }
+  if (!line.conditions.empty()) apply_conditions(named, line.conditions);
   if (named.joint) return;
   named.problem = line.auto_link_bits ? with_all_link_bits(std::move(named.problem))
                                       : with_link_bits(std::move(named.problem), line.link_bits);
@@ -218,7 +209,9 @@ int say(const Answer& answer, const CommandLine& line, const Messages& messages)
   if (accepted && line.format == Format::kYaml) print(schedule_yaml(answer));
   if (answer.found() && line.explain) std::fputs(explanation(answer, room_on_standard_error()).c_str(), stderr);
   if (answer.found() && line.losses) std::fputs(losses_text(answer).c_str(), stderr);
-  if (answer.found() && answer.solution.status != Status::kOptimal) messages.say(stopped_line(answer));
+  // A plan that follows another one may be less than the best, to keep the order of its hosts.
+  const bool may_be_less = answer.before.known() && answer.solution.elapsed_s < line.solver.time_limit_s;
+  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) messages.say(stopped_line(answer));
   for (const WhatIf& one : answer.what_ifs) messages.say(what_if_line(answer, one));
   if (accepted) {
     if (line.format == Format::kJson) print(report_json(answer));
@@ -236,13 +229,15 @@ int run(const CommandLine& line, const Messages& messages) {
     print(problem_json(named));
     return kDone;
   }
+  if (line.format == Format::kBids) {
+    print(bids_json(named.problem));
+    return kDone;
+  }
   for (const std::string& warning : named.warnings) messages.say("warning: " + warning);
   apply_options(named, line);
   if (!line.evaluate.empty()) return say(evaluate_plan(named, read_plan(line.evaluate), line), line, messages);
   if (!named.plans.empty()) {
-    std::vector<Answer> answers;
-    for (const GivenPlan& plan : named.plans) answers.push_back(evaluate_plan(named, plan, line));
-    print(reports_json(answers));
+    print(reports_json(evaluate_plans(named, line)));
     return kDone;
   }
   if (line.solver.objective == Objective::kEnergy) require_watts(named.problem, line.problem.empty());

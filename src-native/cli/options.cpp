@@ -31,7 +31,8 @@ Format format_of(const std::string& name, const std::string& value) {
   if (value == "json") return Format::kJson;
   if (value == "problem") return Format::kProblem;
   if (value == "files") return Format::kFiles;
-  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem nor files");
+  if (value == "bids") return Format::kBids;
+  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem, files nor bids");
 }
 
 std::string transport_of(const std::string& name, const std::string& value) {
@@ -75,12 +76,15 @@ std::vector<Group> option_groups() {
            {{"--conditions"},
             "FILE",
             "slowness of hosts and links, occupied memory, and the\n"
-            "data rank's own work, where they differ from profiles",
+            "data rank's own work, where they differ from profiles;\n"
+            "the plan that runs, or layers that are loaded; plans\n"
+            "whose costs are asked for; - for standard input",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.conditions = nonempty(n, v); }},
            {{"--evaluate"},
             "FILE",
             "schedule whose costs are asked for, in place of the\n"
-            "best one; use it with --explain or --format json",
+            "best one; use it with --explain or --format json\n"
+            "(- for standard input)",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.evaluate = nonempty(n, v); }},
        }},
       {"Problem",
@@ -173,8 +177,8 @@ std::vector<Group> option_groups() {
             "WHICH",
             "throughput: make the slowest stage or link as fast as\n"
             "possible; latency: minimise the time of a microbatch\n"
-            "through the idle pipeline; energy, with --plan auto:\n"
-            "minimise the joules an item, with a throughput of at\n"
+            "through the idle pipeline; energy: minimise the\n"
+            "joules an item, with a throughput of at\n"
             "least --min-throughput [throughput]",
             [](CommandLine& c, const std::string& n, const std::string& v) {
               if (v != "throughput" && v != "latency" && v != "energy") {
@@ -235,7 +239,9 @@ std::vector<Group> option_groups() {
             "yaml: only the schedule; json: the schedule with all\n"
             "that --explain prints; problem: the input of\n"
             "--problem, without scheduling; files: the contents of\n"
-            "the given files as JSON, without scheduling [yaml]",
+            "the given files as JSON, without scheduling; bids: for\n"
+            "each profiled device type, the seconds of each stage\n"
+            "that fits, as JSON, without scheduling [yaml]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.format = format_of(n, v); }},
            {{"-h", "--help"},
             nullptr,
@@ -356,14 +362,20 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     const char* const other = line.dev_file.empty() ? "-sdt" : "-sd";
     throw UsageError(std::string(other) + " and --cluster-file name device types or hosts twice; leave out " + other);
   }
-  if (line.format == Format::kProblem) {
+  if (line.format == Format::kBids && (line.joint || !line.request.data_host.empty() || !line.dev_file.empty())) {
+    throw UsageError(
+        "--format bids: bids are of device types in one number type; leave out --plan auto, -sd and "
+        "--data-host");
+  }
+  if (line.format == Format::kProblem || line.format == Format::kBids) {
     const std::string of_schedule = line.explain           ? "--explain"
                                     : line.losses          ? "--losses"
                                     : line.survive_loss    ? "--survive-loss"
                                     : line.changes.empty() ? ""
                                                            : line.changes.front().text;
     if (!of_schedule.empty()) {
-      throw UsageError(of_schedule + ": with --format problem nothing is scheduled; leave one of them out");
+      throw UsageError(of_schedule + ": with --format " + (line.format == Format::kBids ? "bids" : "problem") +
+                       " nothing is scheduled; leave one of them out");
     }
   }
   if (!line.evaluate.empty()) {
@@ -375,8 +387,13 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     if (!of_search.empty())
       throw UsageError(of_search + " and --evaluate: the schedule is given; leave one of them out");
   }
-  if (line.auto_link_bits && line.solver.objective == Objective::kLatency) {
-    throw UsageError("--link-bits auto: for latency, fewer bits are always better; give a number");
+  if (line.auto_link_bits && line.solver.objective != Objective::kThroughput) {
+    throw UsageError(
+        "--link-bits auto: fewer bits are always better for latency, and never worse for energy; give a "
+        "number, or --plan auto with --batch-sizes and --dtypes, which limits what they lose");
+  }
+  if ((line.problem == "-") + (line.conditions == "-") + (line.evaluate == "-") > 1) {
+    throw UsageError("--problem, --conditions and --evaluate: only one of them can be standard input");
   }
   return line;
 }

@@ -27,7 +27,7 @@ struct Change {
   std::string text;   // as the user wrote it
 };
 
-enum class Format { kYaml, kJson, kProblem, kFiles };
+enum class Format { kYaml, kJson, kProblem, kFiles, kBids };
 enum class Action { kSchedule, kHelp, kVersion };
 
 struct CommandLine {

@@ -1,11 +1,15 @@
 #include "problem_json.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
+#include "../core/links.hpp"
+#include "../core/takeover.hpp"
 #include "../yaml/wording.hpp"
+#include "options.hpp"
 
 namespace pipeedge::cli {
 namespace {
@@ -13,6 +17,21 @@ namespace {
 using yaml::View;
 
 constexpr double kLargestInProblem = 1e21;  // the largest number of MB in a YAML file, in bytes
+
+std::string read_standard_input() {
+  std::string text;
+  std::vector<char> chunk(std::size_t{1} << 16);
+  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
+    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
+    text.append(chunk.data(), got);
+  }
+  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
+  return text;
+}
+
+std::string name_of(const std::string& file) { return file == "-" ? "standard input" : file; }
+
+std::string text_of(const std::string& file) { return file == "-" ? read_standard_input() : yaml::read_text(file); }
 
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
@@ -133,21 +152,15 @@ class Reader {
     for (const View& entry : items_of(root_, "warnings")) named_.warnings.push_back(entry.text());
     try {
       validate(problem_);
-      if (const auto conditions = root_.find("conditions")) {
-        problem_ = with_conditions(problem_, read_conditions(*conditions));
-      }
+      if (const auto conditions = root_.find("conditions")) put_under(*conditions, hosts_, named_);
     } catch (const std::invalid_argument& error) {
       root_.fail(error.what());
     }
-    for (const View& plan : items_of(root_, "plans")) named_.plans.push_back(plan_from(plan));
     return std::move(named_);
   }
 
-  // Hosts by name; `view`: an entry of a list.
-  Conditions read_conditions(const View& view) const { return conditions_from(view, hosts_); }
-
-  static Conditions conditions_from(const View& view, const Names& hosts);
-  static GivenPlan plan_from(const View& view);
+  // Throws std::invalid_argument for a number outside its range.
+  static void put_under(const View& conditions, const Names& hosts, NamedProblem& named);
 
  private:
   // What a setting says itself or, for all settings, the whole problem.
@@ -259,6 +272,9 @@ class Reader {
     }
   }
 
+  static Conditions conditions_from(const View& view, const Names& hosts);
+  static GivenPlan plan_from(const std::vector<View>& stages);
+
   const View& root_;
   NamedProblem named_;
   Problem& problem_ = named_.problem;
@@ -296,9 +312,17 @@ void read_link(const View& view, GivenStage& stage) {
   stage.dtype = text_or(view, "dtype", "");
 }
 
-GivenPlan Reader::plan_from(const View& view) {
+void Reader::put_under(const View& conditions, const Names& hosts, NamedProblem& named) {
+  named.problem = with_conditions(std::move(named.problem), conditions_from(conditions, hosts));
+  named.running = plan_from(items_of(conditions, "running"));
+  named.loaded = plan_from(items_of(conditions, "loaded"));
+  for (const View& plan : items_of(conditions, "plans")) named.plans.push_back(plan_from(plan.items()));
+  for (const View& one : items_of(conditions, "moments")) named.moments.push_back(conditions_from(one, hosts));
+}
+
+GivenPlan Reader::plan_from(const std::vector<View>& stages) {
   GivenPlan plan;
-  for (const View& entry : view.items()) {
+  for (const View& entry : stages) {
     plan.push_back(stage_from(entry.at("host").text(), entry.at("layers")));
     read_link(entry, plan.back());
   }
@@ -307,6 +331,15 @@ GivenPlan Reader::plan_from(const View& view) {
 
 void write_known(JsonWriter& json, const char* key, const std::vector<double>& values) {
   if (!values.empty()) json.key(key).numbers(values);
+}
+
+void write_bids(JsonWriter& json, const std::vector<double>& stage_s, int layers) {
+  json.key("stage_s").open('[');
+  for (int first = 0; first < layers; ++first) {
+    const auto row = stage_s.begin() + static_cast<std::ptrdiff_t>(first) * (layers + 1);
+    json.numbers({row + first + 1, row + layers + 1});
+  }
+  json.close(']');
 }
 
 void write_type(JsonWriter& json, const DeviceType& type) {
@@ -331,14 +364,7 @@ void write_type(JsonWriter& json, const DeviceType& type) {
   if (type.busy_w >= 0) json.key("busy_w").value(type.busy_w);
   if (type.idle_w > 0) json.key("idle_w").value(type.idle_w);
   if (type.bids()) {
-    const int layers = static_cast<int>(type.time_s.size());
-    json.key("stage_s").open('[');
-    for (int first = 0; first < layers; ++first) {
-      std::vector<double> row;
-      for (int last = first + 1; last <= layers; ++last) row.push_back(type.bid(first, last));
-      json.numbers(row);
-    }
-    json.close(']');
+    write_bids(json, type.stage_s, static_cast<int>(type.time_s.size()));
   }
   json.close('}');
 }
@@ -384,8 +410,10 @@ NamedProblem read_problem(const std::string& text, const std::string& name) {
   return Reader(root).read();
 }
 
+NamedProblem read_problem(const std::string& file) { return read_problem(text_of(file), name_of(file)); }
+
 GivenPlan read_plan(const std::string& file) {
-  const yaml::Document document = yaml::read_document(file);
+  const yaml::Document document = yaml::parse(text_of(file), name_of(file));
   GivenPlan plan;
   for (const View& entry : View(document).items()) {
     const auto keys = entry.entries();
@@ -397,11 +425,15 @@ GivenPlan read_plan(const std::string& file) {
   return plan;
 }
 
-Conditions read_conditions(const std::string& file, const Problem& problem) {
-  const yaml::Document document = yaml::parse(yaml::read_text(file), file, kLargestInProblem);
+void apply_conditions(NamedProblem& named, const std::string& file) {
+  const yaml::Document document = yaml::parse(text_of(file), name_of(file), kLargestInProblem);
   Names hosts;
-  for (const std::string& name : problem.hosts) hosts.add(name);
-  return Reader::conditions_from(View(document), hosts);
+  for (const std::string& host : named.problem.hosts) hosts.add(host);
+  try {
+    Reader::put_under(View(document), hosts, named);
+  } catch (const std::invalid_argument& error) {
+    throw UsageError(yaml::printable(name_of(file), 400) + ": " + error.what());
+  }
 }
 
 void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts) {
@@ -458,6 +490,24 @@ std::string problem_json(const NamedProblem& named) {
   }
   write_left_out(json, "left_out", named.left_out);
   write_texts(json, "warnings", named.warnings);
+  json.close('}');
+  return json.text();
+}
+
+std::string bids_json(const Problem& problem) {
+  const Setting& setting = problem.settings.front();
+  JsonWriter json;
+  json.open('{').key("bids").open('[');
+  for (int host = 0; host < problem.host_count(); ++host) {
+    if (setting.type(host) == nullptr) continue;
+    json.open('{').key("type").value(problem.hosts[static_cast<std::size_t>(host)]);
+    write_bids(json, stage_table(problem, host, 0), problem.layers());
+    json.close('}');
+  }
+  json.close(']');
+  std::vector<double> bytes;
+  for (int cut = 0; cut <= problem.layers(); ++cut) bytes.push_back(cut_bytes(problem, setting, cut));
+  json.key("cut_bytes").numbers(bytes);
   json.close('}');
   return json.text();
 }

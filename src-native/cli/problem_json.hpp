@@ -33,7 +33,10 @@ struct NamedProblem {
   Problem problem;
   std::vector<yaml::LeftOut> left_out;
   std::vector<std::string> warnings;
-  std::vector<GivenPlan> plans;  // to be evaluated; empty: the best one is asked for
+  std::vector<GivenPlan> plans;     // to be evaluated; empty: the best one is asked for
+  std::vector<Conditions> moments;  // under which each of them is to be evaluated as well
+  GivenPlan running;                // the plan that another one is to take over from; empty: none
+  GivenPlan loaded;                 // layers that hosts have loaded, in any order
 
   // Whether losses are known, rather than only ranking plans because agreement does not matter.
   bool losses_known() const { return problem.max_loss < kInfinity; }
@@ -41,11 +44,16 @@ struct NamedProblem {
 
 // `name` is the name of the text in messages. Throws yaml::SpecError.
 NamedProblem read_problem(const std::string& text, const std::string& name);
+// These read a file, or standard input (-). Throw yaml::SpecError or UsageError.
+NamedProblem read_problem(const std::string& file);
 // Plans of a schedule file: YAML, as this program prints schedules.
 GivenPlan read_plan(const std::string& file);
-Conditions read_conditions(const std::string& file, const Problem& problem);
+// Puts a problem under the conditions of a file.
+void apply_conditions(NamedProblem& named, const std::string& file);
 
 std::string problem_json(const NamedProblem& named);
+// What each host would bid for each stage, in a problem with one setting.
+std::string bids_json(const Problem& problem);
 void write_left_out(JsonWriter& json, const char* key, const std::vector<yaml::LeftOut>& hosts);
 void write_texts(JsonWriter& json, const char* key, const std::vector<std::string>& lines);
 

@@ -389,13 +389,25 @@ void write_stage(JsonWriter& json, const Answer& answer, std::size_t s) {
   json.key("dtype").value(dtype_of(answer, stage));
   json.key("quant_bits").value(bits_behind(answer, s));
   json.key("compute_s").value(cost.compute_s);
+  json.key("receive_s").value(cost.receive_s);
+  json.key("send_s").value(cost.send_s);
   json.key("data_s").value(cost.data_s);
   json.key("link_in_s").value(cost.link_in_s);
+  json.key("link_in_latency_s").value(cost.link_in_latency_s);
   json.key("link_out_s").value(cost.link_out_s);
+  json.key("link_out_latency_s").value(cost.link_out_latency_s);
+  json.key("output_bytes").value(cost.output_bytes);
+  json.key("sent_bytes").value(cost.sent_bytes);
   json.key("loss").value(cost.loss);
   json.key("link_loss").value(cost.link_loss);
   if (cost.joules) json.key("joules").value(*cost.joules);
   json.key("mem_bytes").value(cost.mem_bytes);
+  json.key("activation_bytes").value(cost.activation_bytes);
+  json.key("buffer_bytes").value(cost.buffer_bytes);
+  if (answer.before.known()) {
+    json.key("beside_bytes").value(cost.beside_bytes);
+    json.key("load_bytes").value(cost.load_bytes);
+  }
   json.key("mem_available_bytes").value(cost.mem_available_bytes);
   json.key("slack_s").value(answer.solution.period_s - cost.worst_s());
   if (notes.threads > 0) json.key("threads").value(notes.threads);
@@ -462,6 +474,17 @@ void write_next_best(JsonWriter& json, const Answer& answer, const NextBest& nex
   json.key("loss").value(next.loss).key("planned_anew").value(next.planned_anew()).close('}');
 }
 
+void write_moments(JsonWriter& json, const Answer& answer) {
+  if (answer.moments.empty()) return;
+  json.key("moments").open('[');
+  for (const Costs& costs : answer.moments) {
+    json.open('{').key("bottleneck_s").value(costs.period_s).key("latency_s").value(costs.latency_s);
+    if (costs.joules) json.key("joules_per_item").value(*costs.joules / answer.solution.batch_size);
+    json.close('}');
+  }
+  json.close(']');
+}
+
 void write_report(JsonWriter& json, const Answer& answer) {
   const Solution& solution = answer.solution;
   const bool energy = by_energy(answer);
@@ -487,6 +510,7 @@ void write_report(JsonWriter& json, const Answer& answer) {
   if (answer.costs.joules) json.key("joules_per_item").value(*answer.costs.joules / solution.batch_size);
   if (answer.given) {
     json.key("fits").value(answer.costs.fits());
+    write_moments(json, answer);
   } else {
     json.key(energy ? "objective_j" : "objective_s").value(reported(answer, solution.objective, solution));
     json.key(energy ? "lower_bound_j" : "lower_bound_s").value(reported(answer, solution.lower_bound, solution));

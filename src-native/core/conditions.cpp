@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "links.hpp"
@@ -36,6 +38,26 @@ void slow_down(DeviceType& type, double slowness) {
   }
 }
 
+// Hosts that were equivalent stay so where they have changed in the same way.
+void change_hosts(Problem& problem, const std::vector<HostCondition>& hosts) {
+  for (Setting& setting : problem.settings) {
+    std::map<std::tuple<int, double, double>, int> changed;
+    for (const HostCondition& one : hosts) {
+      if (setting.type(one.host) == nullptr || (one.slowness == 1 && one.occupied_bytes == 0)) continue;
+      int& type_of = setting.type_of[at(one.host)];
+      const auto [entry, is_new] =
+          changed.try_emplace({type_of, one.slowness, one.occupied_bytes}, static_cast<int>(setting.types.size()));
+      if (is_new) {
+        DeviceType own = *setting.type(one.host);
+        if (one.slowness != 1) slow_down(own, one.slowness);
+        own.mem_bytes = std::max(0.0, own.mem_bytes - one.occupied_bytes);
+        setting.types.push_back(std::move(own));
+      }
+      type_of = entry->second;
+    }
+  }
+}
+
 }  // namespace
 
 Problem with_conditions(Problem problem, const Conditions& conditions) {
@@ -44,12 +66,8 @@ Problem with_conditions(Problem problem, const Conditions& conditions) {
     const std::string& name = problem.hosts[at(one.host)];
     check(one.slowness, kLeast, "the slowness of the host " + name);
     check(one.occupied_bytes, 0, "the occupied memory of the host " + name);
-    if (one.slowness == 1 && one.occupied_bytes == 0) continue;
-    change_types(problem, one.host, [&](DeviceType& type) {
-      if (one.slowness != 1) slow_down(type, one.slowness);
-      type.mem_bytes = std::max(0.0, type.mem_bytes - one.occupied_bytes);
-    });
   }
+  change_hosts(problem, conditions.hosts);
   const LinkTable links(problem);
   for (const LinkCondition& one : conditions.links) {
     check(one.slowness, kLeast,

@@ -68,8 +68,9 @@ void add_joules(const Problem& problem, const DataHost& data, const std::vector<
 }  // namespace
 
 bool Costs::fits() const {
-  return std::all_of(stages.begin(), stages.end(),
-                     [](const StageCost& cost) { return cost.mem_bytes <= loosened(cost.mem_available_bytes); });
+  return std::all_of(stages.begin(), stages.end(), [](const StageCost& cost) {
+    return cost.mem_bytes + cost.beside_bytes <= loosened(cost.mem_available_bytes);
+  });
 }
 
 const std::vector<double>& weights_on(const Problem& problem, const DeviceType& type) {
@@ -138,25 +139,34 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
 
     StageCost cost;
     cost.loss = stage_loss(type, stage.first, stage.last);
-    cost.compute_s = layers.seconds(receive_seconds(problem, type, stage.host, stage.first),
-                                    send_seconds(problem, type, stage.host, stage.last));
+    cost.receive_s = receive_seconds(problem, type, stage.host, stage.first);
+    cost.send_s = send_seconds(problem, type, stage.host, stage.last);
+    cost.compute_s = layers.seconds(cost.receive_s, cost.send_s);
     if (stage.host == problem.data_host) cost.data_s = data.total_s(stage.first > 0, stage.last < problem.layers());
     const Setting& before = s == 0 ? setting : problem.setting(stages[s - 1].setting);
-    cost.mem_bytes = layers.held_bytes() + (setting.buffers_in * cut_bytes(problem, before, stage.first) +
-                                            setting.buffers_out * cut_bytes(problem, setting, stage.last));
+    cost.activation_bytes = layers.activation_bytes();
+    cost.buffer_bytes = setting.buffers_in * cut_bytes(problem, before, stage.first) +
+                        setting.buffers_out * cut_bytes(problem, setting, stage.last);
+    cost.mem_bytes = layers.held_bytes() + cost.buffer_bytes;
     cost.mem_available_bytes = type.mem_bytes;
+    cost.output_bytes = cost.sent_bytes = cut_bytes(problem, setting, stage.last);
     if (s > 0) {
       cost.link_in_s = costs.stages.back().link_out_s;
+      cost.link_in_latency_s = costs.stages.back().link_out_latency_s;
     } else if (problem.data_host != -1) {
       cost.link_in_s = links.seconds(problem.data_host, stage.host, cut_bytes(problem, setting, 0));
+      cost.link_in_latency_s = links.seconds(problem.data_host, stage.host, 0);
     }
-    if (s + 1 < stages.size()) {
+    const bool is_last = s + 1 == stages.size();
+    if (!is_last) {
       const Width& width = problem.widths[at(stage.width)];
       const int bits = useful(setting, width.bits) ? width.bits : 0;
-      cost.link_out_s = links.seconds(stage.host, stages[s + 1].host, link_bytes(problem, setting, bits, stage.last));
+      cost.sent_bytes = link_bytes(problem, setting, bits, stage.last);
       cost.link_loss = width.loss_at(stage.last);
-    } else if (problem.data_host != -1) {
-      cost.link_out_s = links.seconds(stage.host, problem.data_host, cut_bytes(problem, setting, stage.last));
+    }
+    if (const int to = is_last ? problem.data_host : stages[s + 1].host; to != -1) {
+      cost.link_out_s = links.seconds(stage.host, to, cost.sent_bytes);
+      cost.link_out_latency_s = links.seconds(stage.host, to, 0);
     }
     costs.period_s = std::max(costs.period_s, cost.worst_s());
     costs.latency_s += cost.link_in_s + cost.compute_s;

@@ -15,10 +15,20 @@ namespace pipeedge {
 
 struct StageCost {
   double compute_s = 0;  // including receiving and sending
+  double receive_s = 0;  // parts of it; the rest is that of the layers, or of a bid
+  double send_s = 0;
   double data_s = 0;     // the data rank's own work on the same host
   double link_in_s = 0;  // 0 for the first stage without a data host
   double link_out_s = 0;
-  double mem_bytes = 0;  // layers + activations + buffers
+  double link_in_latency_s = 0;  // part of them in which the next transfer may follow
+  double link_out_latency_s = 0;
+  double output_bytes = 0;  // of a microbatch that leaves the stage
+  double sent_bytes = 0;    // ... at the width of its link
+  double mem_bytes = 0;     // weights + activations + buffers
+  double activation_bytes = 0;
+  double buffer_bytes = 0;
+  double beside_bytes = 0;  // of the stage that runs on its host until this one takes over
+  double load_bytes = 0;    // weights that its host does not have yet
   double mem_available_bytes = 0;
   double loss = 0;               // of the stage
   double link_loss = 0;          // of the link after it
@@ -110,6 +120,7 @@ class GrowingStage {
   double layers_s() const { return layers_s_; }
   // Weights and the largest activation, without buffers.
   double held_bytes() const { return weight_bytes_ + activation_bytes_; }
+  double activation_bytes() const { return activation_bytes_; }
   // Seconds of the stage as it is now, or what the host bids for it.
   double seconds(double receive_s, double send_s) const {
     return type_.bids() ? type_.bid(first_, last_) : receive_s + layers_s_ + send_s;

@@ -10,7 +10,7 @@ from shipped_model import DIGITS
 
 from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError
 from pipeedge.base.schedule import Schedule
-from pipeedge.plan.joint_choice import Trial
+from pipeedge.plan.choice import Trial
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.spec_writing import add_model
@@ -181,19 +181,102 @@ def test_plan_after_a_loss_keeps_the_microbatch_size(tmp_path: Path) -> None:
         planned(f"{options} --min-agreement 1 -u 64", frozenset({0}))
 
 
+def test_what_is_given_is_not_chosen(tmp_path: Path) -> None:
+    options = files(tmp_path, bandwidth=0.8)
+    for more, dtypes, bits in (
+        ("", {"int8"}, 8),
+        ("--dtype float32", {"float32"}, 8),
+        ("--link-bits 0", {"int8"}, 0),
+        ("--link-bits auto", {"int8"}, 8),
+        ("-q 4,0 --min-agreement 0.98", {"int8"}, 4),
+        ("--dtype float32 --link-bits 4 --min-agreement 0.9", {"float32"}, 4),
+    ):
+        stages = planned(f"{options} {more}").schedule.stages
+        if len(stages) > 1:
+            assert stages[0].quant_bits == bits, more
+        assert dtypes <= {stage.dtype for stage in stages}, more
+
+
+def test_given_bits_have_to_keep_the_agreement(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match=r"-q: an agreement of 0\.986 is expected, 0\.99 wanted"):
+        planned(f"{files(tmp_path)} -u 8 -q 4,0")
+
+
+def test_prediction_counts_the_bits_that_are_given(tmp_path: Path) -> None:
+    options = files(tmp_path).replace("--plan auto", "")
+    clear, compressed = (planned(f"{options} -u 8 {more}") for more in ("", "-q 8,0"))
+    assert [stage.layers for stage in clear.schedule.stages] == [
+        stage.layers for stage in compressed.schedule.stages
+    ]
+    before, after = (one.prediction.stages[0].link_s for one in (clear, compressed) if one.prediction)
+    assert after == pytest.approx(before / 4)
+
+
+def with_memory(folder: Path, mem_mb: float) -> None:
+    """Let layers have 10 MB each in float32, and hosts some memory."""
+    for name, entry, key, value in (
+        ("models", "vit-digits", "mem_MB", [10.0] * LAYERS),
+        ("types", "board", "mem_MB", mem_mb),
+    ):
+        path = folder / f"{name}.yml"
+        content = yaml.safe_load(path.read_text("utf-8"))
+        content[entry][key] = value
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+
+
+@pytest.mark.parametrize(("how", "mem_mb"), [("--plan auto", 30), ("--dtype auto", 30), ("", 100)])
+def test_any_plan_may_have_to_survive_the_loss_of_a_host(tmp_path: Path, how: str, mem_mb: float) -> None:
+    options = f"{files(tmp_path).replace('--plan auto', how)} -u 8 -c tcp"
+    assert len(planned(f"{options} --survive-loss").schedule.stages) == 2
+    with_memory(tmp_path, mem_mb)  # for more than half of the layers, and not for all
+    assert len(planned(options).schedule.stages) == 2
+    with pytest.raises(InfeasibleError, match="survives the loss of any one host: without h1, "):
+        planned(f"{options} --survive-loss")
+
+
+@pytest.mark.parametrize("how", ["--plan auto", "--dtype auto", ""])
+@pytest.mark.parametrize("objective", ["latency", "energy"])
+def test_any_plan_may_have_any_objective(tmp_path: Path, how: str, objective: str) -> None:
+    options = with_watts(files(tmp_path)).replace("--plan auto", how).replace("energy", objective)
+    found = planned(f"{options} -u 8")
+    # On equal hosts that take watts while they wait, one computes faster, and with less energy, than two.
+    assert found.schedule.ranks == (0,)
+    assert found.prediction is not None
+    if objective == "energy":
+        assert found.prediction.joules_per_item == pytest.approx((1.6 if how else 2.4), rel=0.01)
+
+
+def test_fewer_bits_for_latency_keep_the_agreement(tmp_path: Path) -> None:
+    """The layers fit on no single host."""
+    options = f"{files(tmp_path, bandwidth=0.8).replace('--plan auto', '')} -u 8 --objective latency"
+    with_memory(tmp_path, 100)
+    for more, bits in (
+        ("", 0),
+        ("--link-bits auto", 4),
+        ("--link-bits auto --min-agreement 0.995", 8),
+    ):
+        stages = planned(f"{options} {more}").schedule.stages
+        assert [stage.quant_bits for stage in stages] == [bits, 0], more
+
+
+def test_plan_after_a_loss_keeps_the_limits_of_the_one_before(tmp_path: Path) -> None:
+    options = f"{files(tmp_path)} -u 8"
+    first = planned(options, trial=FewBits(int8=0.7))
+    assert {stage.dtype for stage in first.schedule.stages} == {"float32"}
+    request = parse_runtime(["0", "2", *options.split()], Environment()).request
+    for limits, dtype in ((None, "int8"), (first.limits, "float32")):
+        after = plan_schedule(request, DIGITS, ranks=frozenset({0}), limits=limits)
+        assert {stage.dtype for stage in after.schedule.stages} == {dtype}
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("--dtype int8", "--dtype and --plan auto: the plan chooses the number types"),
-        ("-q 8,0", "-q and --plan auto: the plan chooses the bits"),
-        ("--link-bits 8", "--link-bits and --plan auto: the plan chooses the bits"),
-        ("--survive-loss", "--survive-loss and --plan auto cannot be combined"),
         ("-pt 1,4,5,16", "--plan auto needs automatic scheduling"),
-        ("--plan cut --held-out 5", "--held-out needs --plan auto"),
+        ("--plan cut --held-out 5", "--held-out needs --plan auto or --dtype auto"),
         ("--held-out 5 -D 1", "--held-out needs the input on rank 0"),
         ("--held-out -5", "--held-out -5: the number of items must not be negative"),
         ("--serve 80 --held-out 5", "leave out --held-out"),
-        ("--plan cut --objective energy", "--objective energy needs --plan auto"),
         ("--min-throughput 5", "--min-throughput needs --objective energy"),
         ("--objective energy --min-throughput 0", "--min-throughput 0: must be a number of items"),
         ("--objective energy", "the power of h0, h1 is unknown"),

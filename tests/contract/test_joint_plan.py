@@ -342,7 +342,6 @@ def test_wrong_options_are_refused(cluster: Cluster, options: list[str], message
 
 def test_options_of_joint_plans_need_them(cluster: Cluster) -> None:
     assert "--dtypes needs --plan auto" in cluster.run("--dtypes=int8").error
-    assert "--objective energy needs --plan auto" in cluster.run("--objective=energy").error
 
 
 @pytest.mark.parametrize(

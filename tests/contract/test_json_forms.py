@@ -14,7 +14,7 @@ from places import ROOT
 from sched_program import Cluster, run, written
 
 from pipeedge.plan import scheduler
-from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Notes, Problem, SolverOptions
+from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem
 
 Form = Mapping[str, tuple[str, bool]]
 """Kind of each key, and whether it may be missing."""
@@ -155,19 +155,24 @@ def test_python_writes_the_keys_of_the_tables() -> None:
         hosts={"a": "k", "c": "b"},
         links=(HostLink("a", "c", 1e6, 0.1),),
         data_host="a",
-        notes=Notes(left_out=(("x", "y", "z"),), warnings=("w",)),
     )
-    check_problem(json.loads(problem.to_json()))
-    assert Problem.from_json(problem.to_json(), SolverOptions()) == problem
+    check_problem(json.loads(json.dumps(problem.to_body())))
 
 
-def test_python_reads_what_the_tables_promise(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.from_json(cluster.run("--format=problem", *ALL).out, SolverOptions())
-    answer = json.loads(run("--problem=-", "--format=json", text=problem.to_json()).out)
+def test_python_reads_what_the_tables_promise(cluster: Cluster) -> None:
+    problem = cluster.run("--format=problem", *ALL).out
+    answer = json.loads(run("--problem=-", "--format=json", text=problem).out)
     some = least(answer, "An answer", keep=("gap",))
     some["schedule"] = [least(stage, "A stage of an answer") for stage in some["schedule"]]
-    monkeypatch.setattr(scheduler, "run_program", lambda *_, **__: json.dumps(some))
-    assert scheduler.solve(problem, hosts=["f0", "f1"]).schedule.stages
+    assert scheduler.read_answer(some, ["f0", "f1"]).schedule.stages
+
+
+def test_program_prints_bids_as_described(cluster: Cluster) -> None:
+    bids = json.loads(cluster.run("--format=bids", "-b", "8").out)
+    check(bids, "Bids")
+    assert [one["type"] for one in bids["bids"]] == ["fast"]
+    assert [len(row) for row in bids["bids"][0]["stage_s"]] == [4, 3, 2, 1]
+    assert bids["cut_bytes"] == [8 * 4 * elements for elements in (1000, 1000, 2000, 1000, 2000)]
 
 
 # --- given plans ------------------------------------------------------------------------------------
@@ -194,7 +199,7 @@ def test_plans_of_a_problem_are_evaluated_under_its_conditions(cluster: Cluster)
 
     def answers(**conditions: Any) -> list[dict[str, Any]]:
         check(conditions, "Conditions")
-        body = {**problem, "plans": [stages, alone], "conditions": conditions}
+        body = {**problem, "conditions": {**conditions, "plans": [stages, alone]}}
         found: list[dict[str, Any]] = json.loads(run("--problem=-", text=json.dumps(body)).out)["plans"]
         return found
 

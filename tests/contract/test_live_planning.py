@@ -20,6 +20,7 @@ from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.liveness import RankStatus, StageWork
 from pipeedge.models import find_model
 from pipeedge.observe.records import ReplanRecord
+from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.run.live_planning import RunWatcher
@@ -70,6 +71,7 @@ class SimulatedRun:
         self.lines: list[str] = []
         self.replans: list[ReplanRecord] = []
         planned = plan_schedule(self.request, MODEL)
+        self.first = planned.schedule
         goes_on = self.request.transport.goes_on
         self.plan = Plan(planned.schedule, 0, 100_000, 8, None, planned.prediction, goes_on=goes_on)
         self.outcome = outcome
@@ -84,7 +86,9 @@ class SimulatedRun:
         session: Any = SimpleNamespace(
             snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
         )
-        self.decider: Any = SimpleNamespace(present=self.plan, change=self._change, as_measured=None)
+        self.decider: Any = SimpleNamespace(
+            present=self.plan, change=self._change, as_measured=None, limits=planned.limits
+        )
         spoil()
         RunWatcher(context, session, self.decider, self.clock, self._pass).run()
 
@@ -95,7 +99,10 @@ class SimulatedRun:
 
     def _compute(self, seconds: float) -> None:
         took = {
-            stage.rank: len(stage.layers) * ITEM_S * self._slowness(self.clock.now, stage.rank)
+            stage.rank: len(stage.layers)
+            * ITEM_S
+            * self._slowness(self.clock.now, stage.rank)
+            * (0.5 if stage.dtype == "int8" else 1.0)
             for stage in self.plan.schedule.stages
         }
         slowest = max(took.values())
@@ -156,6 +163,42 @@ def test_a_better_schedule_is_reported_once_with_what_it_would_bring(files: str,
     assert record.outcome == "reported"
 
 
+def with_int8(files: str, agreement: float = 0.98) -> str:
+    """Add profiles of another number type, and watts. Half of the layers keep an agreement of 0.99."""
+    path = Path(files.split("-sdt ")[1].split()[0])
+    other = f"dtype: int8\n      agreement: {agreement}\n      time_s: {[4 * ITEM_S] * LAYERS}\n"
+    watts = path.read_text().replace("board:\n", "board:\n  busy_W: 10\n  idle_W: 4\n")
+    path.write_text(f"{watts}    - batch_size: 8\n      {other}")
+    return f"{files} --plan auto"
+
+
+def test_a_joint_plan_changes_number_types_within_its_agreement(files: str) -> None:
+    run = SimulatedRun(f"0 3 -c tcp {with_int8(files)}", 150, half_speed)
+    (record,) = run.replans
+    assert (record.outcome, record.microbatch) == ("switched", 77)
+    plans = run.first, run.plan.schedule
+    assert plans[0] != plans[1]
+    for plan in plans:
+        assert 0 < sum(len(stage.layers) for stage in plan.stages if stage.dtype == "int8") <= 8
+    assert record.measured_gain == pytest.approx(record.gain, abs=0.03)
+
+
+@pytest.mark.parametrize(("objective", "unit"), [("latency", "s through the idle"), ("energy", "J an item")])
+def test_a_change_is_for_the_objective_of_the_plan(files: str, objective: str, unit: str) -> None:
+    """The host that has all layers becomes slow."""
+    run = SimulatedRun(
+        f"0 3 -c tcp {with_int8(files, 0.999)} --objective {objective}",
+        200,
+        lambda now_s, rank: 3.0 if rank == 0 and now_s > 60 else 1.0,
+    )
+    assert run.first.ranks == (0,)
+    assert 0 not in run.plan.schedule.ranks
+    assert f" {unit}" in run.lines[0]
+    assert [record.outcome for record in run.replans] == ["switched"]
+    assert run.replans[0].measured_gain is None
+    assert len(run.lines) == 1
+
+
 def half_speed(now_s: float, rank: int) -> float:
     return 2.0 if rank == 1 and now_s > 60 else 1.0
 
@@ -193,7 +236,7 @@ def test_a_change_that_is_dropped_is_said_and_tried_again_later(files: str) -> N
     [
         ("", "--replan auto needs -c tcp without --on-failure stop"),
         ("-c tcp --on-failure stop", "--replan auto needs -c tcp without --on-failure stop"),
-        ("-c tcp --plan auto", "--replan auto needs automatic scheduling"),
+        ("-c tcp -pt 1,8,9,16", "--replan auto needs automatic scheduling"),
         ("-c tcp --serve 8000", "--serve with --replan auto needs --on-failure continue"),
     ],
 )
@@ -211,7 +254,8 @@ def test_a_run_that_is_as_planned_is_left_alone(files: str) -> None:
 def test_the_plan_after_a_loss_is_for_the_speed_that_hosts_have_had(files: str) -> None:
     run = SimulatedRun(f"0 3 {files}", 120, half_speed)
     held = {stage.rank: stage.layers for stage in run.plan.schedule.stages}
-    planned = run.decider.as_measured({0: held.get(0), 1: held.get(1)})
+    survivors = [Survivor(rank, 1e9, "abc"[rank], held.get(rank)) for rank in (0, 1)]
+    planned = run.decider.as_measured(survivors)
     layers = {stage.rank: len(stage.layers) for stage in planned.schedule.stages}
     assert layers[0] > 1.5 * layers[1]
     slowest_s = max(layers[0], 2 * layers[1]) * 8 * ITEM_S
@@ -225,8 +269,8 @@ def test_what_cannot_be_read_is_said_and_the_run_goes_on(files: str, tmp_path: P
     assert "types.yml" in run.lines[0]
 
 
-def test_only_schedules_of_the_scheduler_for_the_cut_alone_are_watched(files: str) -> None:
+def test_only_schedules_of_the_scheduler_are_watched(files: str) -> None:
     assert request(f"0 3 {files}").schedule.watched
     assert not request(f"0 3 {files} --replan off").schedule.watched
-    assert not request(f"0 3 {files} --plan auto").schedule.watched
+    assert request(f"0 3 {files} --plan auto").schedule.watched
     assert not request("0 3 -pt 1,16").schedule.watched

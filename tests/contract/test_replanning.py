@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from runtime_request import request
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.fields import encode
-from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.schedule import Schedule
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.session import Refusal
 from pipeedge.models import find_model
+from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
@@ -164,12 +165,13 @@ def test_scheduler_plans_for_the_hosts_that_are_left_and_layers_that_are_loaded_
     # What is known of the hosts' speed comes first.
     heard = []
 
-    def as_measured(held: Mapping[int, LayerRange | None]) -> PlannedSchedule | None:
-        heard.append(held)
+    def as_measured(survivors: Sequence[Survivor]) -> PlannedSchedule | None:
+        heard.append({one.rank: (one.holds, one.dtype) for one in survivors})
         return None if len(heard) > 1 else PlannedSchedule(swapped)
 
     assert again(left, as_measured) == PlannedSchedule(swapped)
-    assert heard == [{rank: again.held.by(rank) for rank in left}]
+    held = [again.held.survivor(rank, 0.0, None) for rank in left]
+    assert heard == [{one.rank: (one.holds, one.dtype) for one in held}]
     assert again(left, as_measured) == again(left)
 
 

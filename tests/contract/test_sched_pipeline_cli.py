@@ -20,12 +20,10 @@ from places import ROOT
 from sched_program import DEVICES, MIB, MODELS, TYPES, Cluster, run, with_types, written
 
 from pipeedge.base.errors import SpecError
-from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.plan import spec_files
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.sched_pipeline import find_executable
-from pipeedge.simulate.cluster import Workload
 
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"
@@ -237,16 +235,6 @@ def test_handling_costs_what_the_profile_says_of_the_transport(
     assert [after[key] for key in ("feed_s", "collect_s")] == [before[key] for key in ("feed_s", "collect_s")]
     data = (more("send_s", sizes[0]), more("receive_s", sizes[-1])) if profile else (0, 0)
     assert (after.get("input_send_s", 0), after.get("output_receive_s", 0)) == pytest.approx(data)
-    # Python counts the same, for bids and simulations.
-    (read,) = spec_files.load_device_types(cluster.folder / "device_types.yml")["fast"].profiles["m"]
-    over = read.over(transport, [size * MIB for size in sizes])
-    assert over.receive_s == pytest.approx(after["receive_s"])
-    assert over.send_s == pytest.approx(after["send_s"])
-    ends = (
-        read.input_send_s(transport, sizes[0] * MIB),
-        read.output_receive_s(transport, sizes[-1] * MIB),
-    )
-    assert ends == pytest.approx(data)
 
 
 @pytest.mark.parametrize(
@@ -516,11 +504,7 @@ def test_a_dtype_decides_the_size_of_an_element(cluster: Cluster, dtype: str, si
     assert first["link_out_s"] == pytest.approx(2000 * 8 * size / (80 * MIB / 8))
     assert last["link_out_s"] == pytest.approx(2000 * 8 * 4 / (8 * MIB / 8))  # outputs are float32
     assert data["dtype"] == dtype.removeprefix("torch.")
-    stage = StagePlan(LayerRange.inclusive(*first["layers"]), 0, dtype=data["dtype"])
-    spec = spec_files.load_models(cluster.folder / "models.yml")["m"]
-    load = Workload("m", spec, 8, 8)
-    assert load.sent_bytes(stage) == 2000 * 8 * size
-    assert load.cut_bytes(4, data["dtype"]) == 2000 * 8 * 4
+    assert (first["sent_bytes"], last["sent_bytes"]) == (2000 * 8 * size, 2000 * 8 * 4)
     assert stream_dtype(find_dtype(dtype)).itemsize == ELEMENT_BYTES[data["dtype"]] == size
 
 

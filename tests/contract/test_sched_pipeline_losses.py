@@ -15,7 +15,8 @@ from oracles.schedule_cases import Case, random_case
 from sched_program import TYPES, Cluster, Run, run, with_types, written
 
 from pipeedge.base.errors import InfeasibleError
-from pipeedge.plan.scheduler import HostLoss, SchedulerRequest, read_problem, solve
+from pipeedge.plan.costs import HostLoss
+from pipeedge.plan.scheduler import SchedulerRequest, plan
 
 
 @pytest.fixture
@@ -140,12 +141,12 @@ def test_python_reads_the_losses(cluster: Cluster) -> None:
     with_types(cluster, mem_MB=TYPES["fast"]["mem_MB"])
     files = (cluster.folder / name for name in ("models.yml", "device_types.yml", "devices.yml"))
     request = SchedulerRequest(*files, "m", data_host="f0")
-    assert solve(read_problem(request), hosts=("f0", "f1")).losses == ()
-    found = solve(read_problem(replace(request, losses=True)), hosts=("f0", "f1"))
+    assert plan(request, hosts=("f0", "f1")).losses == ()
+    found = plan(replace(request, losses=True), hosts=("f0", "f1"))
     assert found.losses == (
-        HostLoss("f0", "it reads the inputs and collects the outputs"),
-        HostLoss("f1", None, pytest.approx(8 / 6)),
+        HostLoss("f0", "it reads the inputs and collects the outputs", None, "ends"),
+        HostLoss("f1", None, pytest.approx(8 / 6), "continues"),
     )
     alone = replace(request, survive_loss=True, data_host=None, hosts=("f0",))
     with pytest.raises(InfeasibleError, match="without f0, no host is left"):
-        solve(read_problem(alone), hosts=("f0",))
+        plan(alone, hosts=("f0",))

@@ -216,7 +216,7 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
         (["--time-limit", "0"], "--time-limit: '0' is not a number above 0"),
         (["--time-limit", "nan"], "--time-limit: 'nan' is not a number above 0"),
         (["--objective", "cost"], "--objective: 'cost' is neither throughput, latency nor energy"),
-        (["--format", "xml"], "--format: 'xml' is neither yaml, json, problem nor files"),
+        (["--format", "xml"], "--format: 'xml' is neither yaml, json, problem, files nor bids"),
         (["--cluster-file", "none.yml"], "none.yml: no such file"),
         (
             ["--cluster-file", "c.yml", "-sd", "devices.yml"],

@@ -22,10 +22,10 @@ from pipeedge.base.errors import (
     exit_code,
 )
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
-from pipeedge.plan import scheduler
+from pipeedge.plan import sched_pipeline, scheduler
 from pipeedge.plan.sched_pipeline import find_executable
 from pipeedge.plan.schedule_files import format_schedule, load_schedule, save_schedule
-from pipeedge.plan.scheduler import SchedulerRequest, Solution, read_problem
+from pipeedge.plan.scheduler import SchedulerRequest, Solution
 
 VIT_BASE = "google/vit-base-patch16-224"
 VIT_LARGE = "google/vit-large-patch16-224"
@@ -41,8 +41,8 @@ def request(model: str = VIT_BASE, **changes: object) -> SchedulerRequest:
     return SchedulerRequest(**{**files, "model_name": model, **changes})  # type: ignore[arg-type]
 
 
-def plan(asked: SchedulerRequest, hosts: list[str] | None = None, executable: Path | None = None) -> Solution:
-    return scheduler.solve(read_problem(asked), hosts=hosts, executable=executable)
+def plan(asked: SchedulerRequest, hosts: list[str] | None = None) -> Solution:
+    return scheduler.plan(asked, hosts=hosts)
 
 
 # --- planning ---------------------------------------------------------------------------------------
@@ -51,14 +51,14 @@ def plan(asked: SchedulerRequest, hosts: list[str] | None = None, executable: Pa
 @pytest.mark.parametrize(("model", "layers", "best"), [(VIT_BASE, 48, 1.548760), (VIT_LARGE, 96, 5.042833)])
 def test_the_examples_are_planned_at_their_optimum(model: str, layers: int, best: float) -> None:
     found = plan(request(model), hosts=HOSTS)
-    assert found.bottleneck_s == pytest.approx(best, abs=5e-7)
-    assert found.throughput_items_per_s == pytest.approx(8 / best, rel=1e-6)
-    assert found.gap == 0
-    assert found.warnings == ()
+    assert found.costs.bottleneck_s == pytest.approx(best, abs=5e-7)
+    assert found.costs.throughput_items_per_s == pytest.approx(8 / best, rel=1e-6)
+    assert found.costs.gap == 0
+    assert found.costs.warnings == ()
     found.schedule.check(n_layers=layers, world_size=8)
     for stage in found.schedule.stages:
         assert HOSTS[stage.rank] == stage.host
-    assert f"computes {best:.3f} s" in found.bottleneck
+    assert f"computes {best:.3f} s" in found.costs.bottleneck.words
 
 
 def test_hosts_may_be_called_by_their_ranks(tmp_path: Path) -> None:
@@ -89,7 +89,8 @@ def test_a_list_that_names_a_host_twice_is_refused() -> None:
 def test_the_options_reach_the_program(tmp_path: Path) -> None:
     latency = plan(request(objective="latency"), hosts=HOSTS)
     assert len(latency.schedule.stages) == 1
-    assert plan(request(data_host="mb-3"), hosts=HOSTS).latency_s > plan(request(), hosts=HOSTS).latency_s
+    here, there = (plan(request(data_host=host), hosts=HOSTS).costs for host in (None, "mb-3"))
+    assert there.latency_s > here.latency_s
     neighbors = tmp_path / "n.yml"
     neighbors.write_text(
         "".join(f"{a}: {{{', '.join(f'{b}: {{bw_Mbps: 0}}' for b in HOSTS)}}}\n" for a in HOSTS)
@@ -103,7 +104,7 @@ def test_types_left_out_are_reported(tmp_path: Path) -> None:
     devices = tmp_path / "devices.yml"
     devices.write_text("Minnowboard-E3845: [0]\nquick: [1, 2]\n")
     found = plan(request(dev_file=devices))
-    (warning,) = found.warnings
+    (warning,) = found.costs.warnings
     assert "the type quick is not in" in warning
     assert found.schedule.ranks == (0,)
 
@@ -177,24 +178,37 @@ def fake_program(folder: Path, script: str) -> Path:
         ),
     ],
 )
-def test_a_failing_program_is_an_internal_error(tmp_path: Path, script: str, message: str) -> None:
+def test_a_failing_program_is_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
+) -> None:
+    program = fake_program(tmp_path, script)
+    monkeypatch.setattr(sched_pipeline, "find_executable", lambda: program)
     with pytest.raises(PipeEdgeError, match=message) as caught:
-        plan(request(), hosts=HOSTS, executable=fake_program(tmp_path, script))
+        plan(request(), hosts=HOSTS)
     assert exit_code(caught.value) == 1
 
 
-def answer(*stages: tuple[str, int, int], layers: int) -> str:
-    schedule = ", ".join(
-        f'{{"host": "{host}", "layers": [{first}, {last}], "quant_bits": 0}}' for host, first, last in stages
-    )
-    return (
-        f'{{"schedule": [{schedule}], "layers": {layers}, "bottleneck_s": 1, "throughput_items_per_s": 8, '
-        '"latency_s": 1, "gap": 0, "bottleneck": {"words": ""}, "warnings": []}'
-    )
+def answer(*stages: tuple[str, int, int], layers: int) -> dict[str, object]:
+    costs = dict.fromkeys(("compute_s", "data_s", "link_in_s", "link_out_s"), 0.0)
+    schedule = [
+        {"host": host, "layers": [first, last], "quant_bits": 0, "dtype": "float32", **costs}
+        for host, first, last in stages
+    ]
+    figures = dict.fromkeys(("bottleneck_s", "latency_s", "feed_s", "collect_s", "loss"), 0.0)
+    return {
+        "schedule": schedule,
+        "layers": layers,
+        "batch_size": 8,
+        "throughput_items_per_s": None,
+        "losses_known": False,
+        "bottleneck": {"words": ""},
+        "warnings": [],
+        **figures,
+    }
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("body", "message"),
     [
         (answer(("mb-0", 1, 3), layers=4), "layer 4 is covered by no stage"),
         (answer(("mb-0", 1, 2), ("mb-1", 4, 4), layers=4), "layer 3 is covered by no stage"),
@@ -204,9 +218,9 @@ def answer(*stages: tuple[str, int, int], layers: int) -> str:
         (answer(("mb-9", 1, 4), layers=4), "the host mb-9 has no rank"),
     ],
 )
-def test_the_answer_is_checked(tmp_path: Path, text: str, message: str) -> None:
+def test_the_answer_is_checked(body: dict[str, object], message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        plan(request(), hosts=HOSTS, executable=fake_program(tmp_path, f"echo '{text}'"))
+        scheduler.read_answer(body, HOSTS)
 
 
 def test_the_program_is_found_beside_the_interpreter_then_on_the_path(

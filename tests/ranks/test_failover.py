@@ -163,6 +163,33 @@ def test_rank_whose_disk_is_dead_ends_a_run_that_is_to_stop(tmp_path: Path, pixe
     assert all("s without a byte: check its disk, or use a longer" in end.err for end in ended.values())
 
 
+def test_plan_may_change_number_types_and_bits_in_mid_run(
+    tmp_path: Path, pixels: Path, undisturbed: bytes
+) -> None:
+    """Rank 0 keeps layers 1-4, which it has to load anew in the other type."""
+    common = ("--port", free_port(), *OPTIONS, *GOES_ON, "--timeout", 60)
+    with Programs(tmp_path) as ranks:
+        own = ("--input", pixels, "--output", "out.npz", "--report", "report.json")
+        changed = {"ANOTHER_TYPE": "bfloat16"}
+        ranks.launch(0, "tests/support/changing_run.py", 0, 3, *common, *own, env=changed)
+        for rank in (1, 2):
+            ranks.launch(rank, "runtime.py", rank, 3, *common)
+        ended = ranks.wait(0, 1, 2)
+    assert [end.status for end in ended.values()] == [0, 0, 0], ended
+    found = re.search(r"the plan has changed at microbatch (\d+)", ended[0].err)
+    assert found is not None, ended[0].err
+    (tmp_path / "before.npz").write_bytes(undisturbed)
+    now, before = (np.load(tmp_path / name) for name in ("out.npz", "before.npz"))
+    (name,) = {name for name in now.files if now[name].ndim == 2}
+    first = 2 * int(found[1])
+    assert np.array_equal(now[name][:first], before[name][:first])
+    differs = np.abs(now[name][first:] - before[name][first:])
+    assert 0 < differs.max() < 0.2 * np.abs(before[name]).max()
+    assert np.all(differs.max(axis=1) > 0)
+    last = json.loads((tmp_path / "report.json").read_text())["schedule"]
+    assert [(stage["dtype"], stage["quant_bits"]) for stage in last] == [("bfloat16", 8), ("bfloat16", 0)]
+
+
 def test_plan_changes_in_mid_run_and_a_loss_during_the_next_change_is_survived(
     tmp_path: Path, pixels: Path, undisturbed: bytes
 ) -> None:

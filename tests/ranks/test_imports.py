@@ -67,7 +67,7 @@ def test_a_simulation_does_not_import_torch(tmp_path: Path) -> None:
     files = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")
     options = ("-m", "google/vit-base-patch16-224", *files, "-b", "64")
     (imported,) = run(tmp_path, options, script=("-m", "pipeedge.simulate"))
-    assert "pipeedge.plan.simulation" in imported
+    assert "pipeedge.simulate.simulation" in imported
     assert not imported & (NEVER | {"torch", "safetensors", "PIL"})
 
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from oracles.plan_costs import costs_of, kind_of, period_s
+
 from pipeedge.base.schedule import LayerRange
 from pipeedge.plan.change_detection import WorkWindow
-from pipeedge.plan.conditions import Conditions, PlacedStage, StageFigures, period_s
-from pipeedge.plan.live_choice import LivePlanning, Placing
+from pipeedge.plan.conditions import Conditions, StageFigures
+from pipeedge.plan.live_choice import LivePlanning
+from pipeedge.plan.placing import PlacedStage, Placing
 from pipeedge.plan.problem import HostKind, LayerSizes, Problem
 
 WINDOW_S = 5.0
@@ -38,7 +41,7 @@ def best_placing(problem: Problem, conditions: Conditions, hosts: Sequence[str])
             for number, host in enumerate(hosts):
                 if used >> number & 1 or worst == float("inf"):
                     continue
-                times = problem.kind_of(host).time_s
+                times = kind_of(problem, host).time_s
                 seconds = 0.0
                 for stop in range(start + 1, layers + 1):
                     seconds += times[stop - 1] * conditions.of_host(host)
@@ -73,7 +76,7 @@ class LiveCluster:
 
     def __post_init__(self) -> None:
         self.hosts = list(self.problem.hosts)
-        self.planning = LivePlanning(self.problem, self.search)
+        self.planning = LivePlanning(self.search, costs_of(self.problem))
         self.present = self.present or best_placing(self.problem, Conditions(), self.hosts)
 
     def search(self, conditions: Conditions, hosts: frozenset[str], present: Placing) -> Placing:
@@ -93,7 +96,7 @@ class LiveCluster:
         for stage in self.present:
             # Weighted by the microbatches of each moment, as counters are.
             mean = sum(now[stage.host] * one for now, one in zip(slow, rates, strict=True)) / sum(rates)
-            seconds = sum(self.problem.kind_of(stage.host).time_s[stage.layers.start : stage.layers.stop])
+            seconds = sum(kind_of(self.problem, stage.host).time_s[stage.layers.start : stage.layers.stop])
             figures.append(StageFigures(seconds * mean * self.noise() / self.problem.batch_size))
         self.now_s += WINDOW_S
         self.items += rate * WINDOW_S

@@ -9,7 +9,7 @@ from typing import Any
 from pipeedge.base.schedule import Schedule
 from pipeedge.observe.records import EpochRecord
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
+from pipeedge.simulate.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 MICROBATCHES = 40
 

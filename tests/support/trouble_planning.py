@@ -19,17 +19,21 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.models.dtypes import slow_here
 from pipeedge.observe.metrics import StageStats
-from pipeedge.plan.joint_choice import choose_together
+from pipeedge.plan.choice import choose
 from pipeedge.plan.link_speed import Estimate
+from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
 from pipeedge.plan.sched_pipeline import find_executable
-from pipeedge.plan.scheduler import SchedulerRequest
+from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.scheduler import Choice, SchedulerRequest
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.specs import NeighborLink as LinkSpec
 from pipeedge.profile import session as profiling
 from pipeedge.profile.network import measure_link
 from pipeedge.profile.options import parse_profiler
 from pipeedge.profile.result_files import load_results
+from pipeedge.request.environment import Environment
+from pipeedge.request.options import parse_runtime
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.simulate.session import simulate_request
 from pipeedge.transport.rpc import RpcTransport
@@ -208,8 +212,19 @@ class Half:
 )
 def a_plan_fails_on_held_out_items(patch: Patch) -> str:
     schedule()
-    files = SchedulerRequest(Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", microbatch_size=8)
-    return refused(lambda: choose_together(files, 0.99, ("a", "b"), trial=Half()))
+    asked = SchedulerRequest(
+        Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", choice=Choice((8,), 0.99, ("float32",))
+    )
+    return refused(lambda: choose(asked, ("a", "b"), trial=Half()))
+
+
+@says("-q: an agreement of 0.9 is expected, 0.99 wanted; give more bits, or lower --min-agreement")
+def given_bits_lose_too_much(patch: Patch) -> str:
+    schedule(model={**MODEL, "agreement_at_bits": {4: [0.9] * 3}})
+    files = "-sm m.yml -sdt t.yml -sd d.yml -H a,b --plan auto -q 4,0"
+    asked = parse_runtime(["0", "2", "-m", "m", *files.split()], Environment()).request
+    model = ListedModel("m", load_models(Path("m.yml"))["m"])
+    return refused(lambda: plan_schedule(asked, model))
 
 
 @says("no feasible schedule: layer 1 fits on no host: it needs …")
@@ -238,6 +253,27 @@ def an_evaluated_schedule_names_another_host(patch: Patch) -> str:
 def a_host_is_infinitely_fast(patch: Patch) -> str:
     Path("c.yml").write_text("hosts: [{host: f0, slowness: 0}]\n")
     return schedule("--conditions", "c.yml", devices={"board": ["f0", "b"]})
+
+
+@says("layers are loaded that the model does not have")
+def layers_of_another_model_are_loaded(patch: Patch) -> str:
+    Path("c.yml").write_text("loaded: [{host: a, layers: [4, 5]}]\n")
+    return schedule("--conditions", "c.yml")
+
+
+@says("--format bids: bids are of device types in one number type; …")
+def bids_for_a_joint_plan(patch: Patch) -> str:
+    return schedule("--format", "bids", "--plan", "auto")
+
+
+@says("--problem, --conditions and --evaluate: only one of them can be standard input")
+def standard_input_is_given_twice(patch: Patch) -> str:
+    return schedule("--conditions", "-", "--evaluate", "-")
+
+
+@says("--link-bits auto: fewer bits are always better for latency, and never worse for energy; …")
+def bits_without_a_limit(patch: Patch) -> str:
+    return schedule("--link-bits", "auto", "--objective", "latency")
 
 
 @says("the memory is enough, but no links with bandwidth join the hosts it takes")

@@ -43,9 +43,8 @@ control    clocks failures liveness load_deadline messages announcement roster a
            connection callers hub hub_address uplink hub_client forms session
 observe    metrics live timeline energy records lanes assembly trace monitoring pipeline_state
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
-           link_speed prediction simulation after_loss scheduler dtype_choice joint_choice
-           facts planning schedule_choice conditions change_detection switch_memory host_order
-           live_choice live_search
+           link_speed prediction placing after_loss costs scheduler choice
+           facts planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
            pictures selection tables unfinished row_documents row_formats parquet results
            ends arrays companions images text imagenet cola defaults opening
@@ -69,9 +68,9 @@ train      batchlinear checkpoint dropout sends orders recording request report 
            main __main__
 doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look
            run_look links link_work review examine main __main__
-auction    market ordered sale optimal options house main
+auction    market tables ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
-simulate   cluster options losses session main __main__
+simulate   simulation cluster options losses session main __main__
 cli        commands scripts fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""
@@ -128,12 +127,12 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
-    "plan.switch_memory",
+    "plan.costs",
     "plan.conditions",
     "plan.change_detection",
     "plan.facts",
     "plan.live_choice",
-    "plan.host_order",
+    "plan.placing",
     "plan.problem",
     "plan.prediction",
     "plan.specs",
@@ -177,7 +176,7 @@ PURE = (
     "compress.wire",
     "base.schedule",
     "simulate.cluster",
-    "plan.simulation",
+    "simulate.simulation",
     "transport.frame",
     "transport.place",
     "transport.tcp_hello",

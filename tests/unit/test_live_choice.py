@@ -13,18 +13,14 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_cluster import WINDOW_S, LiveCluster, best_placing, gaussian, problem_of
+from oracles.plan_costs import costs_of, kind_of, period_s
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.control.liveness import StageWork
 from pipeedge.plan.change_detection import WINDOWS, ChangeDetector, WindowMaker, WorkWindow, items_per_s
-from pipeedge.plan.conditions import (
-    Conditions,
-    PlacedStage,
-    StageFigures,
-    measured,
-    period_s,
-)
-from pipeedge.plan.live_choice import LivePlanning, Placing
+from pipeedge.plan.conditions import Conditions, StageFigures, measured
+from pipeedge.plan.live_choice import LivePlanning
+from pipeedge.plan.placing import PlacedStage, Placing
 from pipeedge.plan.problem import HostLink, Problem
 
 # -- windows ------------------------------------------------------------------------------------------
@@ -151,13 +147,14 @@ def test_conditions_are_what_explains_the_measurements() -> None:
     problem = replace(problem, kinds=(kind,))
     stages = tuple(PlacedStage(f"h{number}", LayerRange(8 * number, 8 * number + 8)) for number in range(3))
     figures = [StageFigures(0.011, 0.08), StageFigures(0.02, 1e-4), StageFigures(0.005)]
-    found = measured(problem, stages, figures)
+    (costs,) = costs_of(problem)([stages], stages, [])
+    found = measured(costs, figures, "h0")
     # The data rank's own work explains what its stage takes longer; a fast link may be as slow as it likes.
     assert found.hosts == pytest.approx({"h0": 1.0, "h1": 2.0, "h2": 0.5})
     assert found.links == pytest.approx({("h0", "h1"): 2.0})
     assert found.common == 1.0
     shorter = [StageFigures(0.3 * one.compute_s) for one in figures]
-    assert measured(problem, stages, shorter, varying=True).common == pytest.approx(0.33)
+    assert measured(costs, shorter, "h0", varying=True).common == pytest.approx(0.33)
 
 
 # -- decisions ----------------------------------------------------------------------------------------
@@ -224,7 +221,7 @@ def test_a_host_that_joins_gets_a_part_where_that_helps() -> None:
     problem = problem_of(3, 12)
     two = best_placing(problem, Conditions(), ["h0", "h1"])
     planning = LivePlanning(
-        problem, lambda conditions, hosts, _: best_placing(problem, conditions, sorted(hosts))
+        lambda conditions, hosts, _: best_placing(problem, conditions, sorted(hosts)), costs_of(problem)
     )
     window = window_of(problem, two)
     for _ in range(20):
@@ -238,7 +235,7 @@ def test_a_host_that_joins_gets_a_part_where_that_helps() -> None:
 def window_of(problem: Problem, stages: Placing, slow: float = 1.0, limited: float = 1.0) -> WorkWindow:
     """Return a window in which the first host is slow, and the input may limit the throughput."""
     seconds = [
-        sum(problem.kind_of(one.host).time_s[one.layers.start : one.layers.stop]) / problem.batch_size
+        sum(kind_of(problem, one.host).time_s[one.layers.start : one.layers.stop]) / problem.batch_size
         for one in stages
     ]
     seconds[0] *= slow
@@ -248,7 +245,7 @@ def window_of(problem: Problem, stages: Placing, slow: float = 1.0, limited: flo
 
 def planning_of(problem: Problem) -> LivePlanning:
     return LivePlanning(
-        problem, lambda conditions, hosts, _: best_placing(problem, conditions, sorted(hosts))
+        lambda conditions, hosts, _: best_placing(problem, conditions, sorted(hosts)), costs_of(problem)
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles.pipeline_events import play
 
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.plan.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
+from pipeedge.simulate.simulation import PipelineModel, SimulatedLink, SimulatedStage, simulate
 
 COSTS = st.sampled_from([0.0, 0.0, 0.001, 0.02, 0.3, 1.0, 1.7])
 STAGES = st.builds(

@@ -1,7 +1,7 @@
 """Simulate a pipeline with a queue of events, as a reference for ``simulate``.
 
 Threads are generators that yield what they wait for; links are counters of frames and posted receives. This
-shares nothing with ``pipeedge.plan.simulation`` except the names of the costs.
+shares nothing with ``pipeedge.simulate.simulation`` except the names of the costs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeedge.plan.simulation import PipelineModel, SimulatedLink
+from pipeedge.simulate.simulation import PipelineModel, SimulatedLink
 
 IN_FLIGHT = 2
 POSTED = 2
