@@ -183,7 +183,7 @@ def stage_seconds(problem: Problem, stage: PlacedStage) -> float:
     kind, layers = problem.kind_of(stage.host), stage.layers
     if kind.stage_s:
         return kind.stage_s[layers.start][len(layers) - 1]
-    seconds = sum(kind.time_s[layers.start : layers.stop])
+    seconds = kind.overhead_s + sum(kind.time_s[layers.start : layers.stop])
     free_end = problem.data_host is None or problem.data_host == stage.host
     if kind.receive_s and not (free_end and layers.start == 0):
         seconds += kind.receive_s[layers.start]

@@ -240,7 +240,8 @@ class SimulatedCluster:
             stages.append(
                 SimulatedStage(
                     # Feeding and collecting use the processor of the data rank's own stage.
-                    compute_s=sum(profile.time_s[layers.start : layers.stop])
+                    compute_s=(profile.overhead_s or 0.0)
+                    + sum(profile.time_s[layers.start : layers.stop])
                     + (work.beside_s(layers, load.model.layers) if host_of(stage) == data_host else 0.0),
                     decode_s=receive + codecs[number],
                     encode_s=codecs[number + 1],
