@@ -41,6 +41,7 @@ def run(
     common = ["-m", model, "-u", "1", "-b", str(items), "--port", str(port), *options_of(transport)]
     common += [] if weights is None else ["-M", str(weights)]
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml", "--report", "report.json"]
+    files += ["--output", "results.csv"]  # the profile writes them, too
     script = [sys.executable, str(ROOT / "runtime.py")]
     wait(
         [

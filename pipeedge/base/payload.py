@@ -12,6 +12,7 @@ this gives the same bits as scaling and normalising beforehand, with a quarter o
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -100,9 +101,19 @@ class PixelTable:
         channels = len(self.values)
         if pixels.ndim != 4 or pixels.shape[1] != channels:
             raise ValueError(f"images {list(pixels.shape)} do not fit a pixel table of {channels} channels")
-        values = self.values.to(dtype).to(pixels.device).flatten()
-        first = torch.arange(channels, dtype=torch.int32, device=pixels.device)[:, None, None] * BYTE_VALUES
-        return values.index_select(0, (pixels + first).flatten()).view(pixels.shape)
+        values = self._flat.to(pixels.device, dtype)
+        places = pixels + self._first.to(pixels.device)
+        return values.index_select(0, places.flatten()).view(pixels.shape)
+
+    # What does not change is computed once: for small images, each operation costs as much as the look-up.
+    @functools.cached_property
+    def _flat(self) -> torch.Tensor:
+        return self.values.flatten()
+
+    @functools.cached_property
+    def _first(self) -> torch.Tensor:
+        """Index of each channel's first value in ``_flat``."""
+        return (torch.arange(len(self.values), dtype=torch.int32) * BYTE_VALUES)[:, None, None]
 
     def to_text(self) -> str:
         """Return the table as text for a control message."""

@@ -70,6 +70,8 @@ class HostKind:
     """Seconds to pass a microbatch to a link if the layer is the last of a stage."""
     activation_bytes: tuple[float, ...] = ()
     """Bytes in use while each layer computes, in addition to weights and buffers."""
+    overhead_s: float = 0.0
+    """Seconds of a microbatch in any stage besides its layers and links."""
     feed_s: float = 0.0
     """Seconds to read and feed a microbatch on the data host."""
     collect_s: float = 0.0
@@ -101,6 +103,7 @@ class HostKind:
             "mem_bytes": self.mem_bytes,
             "bw_bytes_per_s": self.bw_bytes_per_s,
             **{key: list(values) for key in lists if (values := getattr(self, key))},
+            "overhead_s": self.overhead_s,
             "feed_s": self.feed_s,
             "collect_s": self.collect_s,
             "input_send_s": self.input_send_s,

@@ -99,6 +99,7 @@ def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
     notes = {
         "feed_s": profile.feed_s,
         "collect_s": profile.collect_s,
+        "overhead_s": profile.overhead_s,
         "agreement": profile.agreement,
         "threads": profile.threads,
         "kernels": profile.kernels,

@@ -183,6 +183,8 @@ class ModelProfile:
     """Seconds to read and feed a microbatch on the data host, or None if unknown."""
     collect_s: float | None = None
     """Seconds to collect the results of a microbatch on the data host, or None if unknown."""
+    overhead_s: float | None = None
+    """Seconds of a microbatch in any stage besides its layers and links, or None if unknown."""
     agreement: float | None = None
     """Fraction of items classified as in float32, or None if unknown."""
     process_bytes: float | None = None

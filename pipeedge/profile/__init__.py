@@ -6,6 +6,7 @@ result_files     profiler_results.yml          <-> results
 measuring        a shard, a payload             -> seconds and bytes of each layer
 handling         a payload                      -> seconds to receive and send it
 data_work        a data rank                    -> seconds to feed and collect a microbatch
+rehearsal        a stage at work                 -> what it costs besides its parts
 forecast         a pass of a model            -> how long measuring will take
 network          this machine and another       -> the bandwidth between them
 job              a request                      -> the profiles to measure, and the form of their results

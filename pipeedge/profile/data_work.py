@@ -9,10 +9,12 @@ The photo is decoded again for each item, like a file; sentences are tokenised b
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +23,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
-from pipeedge.data import InputSource
+from pipeedge.data import InputSource, InputStream
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
 from pipeedge.data.images import ImageFiles, image_transform
@@ -34,10 +36,10 @@ from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
-from pipeedge.transport.base import Packet, Receipt, Reserved
+from pipeedge.transport.base import Packet, Receipt, Receiver, Reserved, Sender
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 
-__all__ = ["DataWork", "measure_data_work", "usual_items"]
+__all__ = ["DataRank", "DataRankRequest", "DataWork", "measure_data_work", "usual_items"]
 
 _MICROBATCHES = 8
 """Number of microbatches measured after a first one, which warms up the caches."""
@@ -68,65 +70,93 @@ def usual_items(model: Model, tokens: int | None) -> Items:
     return ImageFiles((asset(PHOTO_FILE),), (None,), transform)
 
 
+@dataclass(frozen=True)
+class DataRank:
+    """A data rank that is to work."""
+
+    stream: InputStream
+    feeder: Feeder
+    collector: Collector
+
+
+@dataclass(frozen=True)
+class DataRankRequest:
+    """Input and outputs of a data rank."""
+
+    model: Model
+    microbatch_size: int
+    """Number of items in a microbatch."""
+    tokens: int | None = None
+    """Sentence length (text only), or None for the longest."""
+    dtype: torch.dtype = torch.float32
+    """Number type of the first stage."""
+
+    @functools.cached_property
+    def items(self) -> Items:
+        """Items of the input, to be repeated.
+
+        Raises:
+            InputError: There is no input to measure with.
+        """
+        return usual_items(self.model, self.tokens)
+
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Specification of a microbatch that is fed."""
+        eight_bit = self.items.pixels is not None
+        return self.model.input_specs(self.microbatch_size, self.tokens, self.dtype, eight_bit=eight_bit)
+
+    @property
+    def output_specs(self) -> tuple[TensorSpec, ...]:
+        """Specification of a microbatch that is collected."""
+        return self.model.payload_specs(self.model.n_layers, self.microbatch_size, self.tokens, self.dtype)
+
+    @contextmanager
+    def open(self, microbatches: int, sender: Sender, receiver: Receiver) -> Iterator[DataRank]:
+        """Open a data rank that feeds and collects ``microbatches`` over the given links."""
+        activity, is_logits = Activity(), self.model.output_kind == "logits"
+        source = InputSource(RepeatedItems(self.items, self.microbatch_size * microbatches))
+        stream = source.stream()
+        feed = Feed(stream, self.microbatch_size, stream_dtype(self.dtype))
+        feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
+        with (
+            tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
+            ResultWriter(
+                Path(directory) / f"results{'.csv' if is_logits else '.npz'}", self.model, None
+            ) as writer,
+        ):
+            collection = Collection(writer, counts_accuracy=is_logits)
+            yield DataRank(stream, feeder, Collector(feeder, Incoming(receiver, None, activity), collection))
+
+
 def measure_data_work(
-    model: Model,
-    microbatch_size: int,
-    *,
-    tokens: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    clock: Callable[[], float] = time.perf_counter,
-    stretch: float = 1.0,
+    rank: DataRankRequest, clock: Callable[[], float] = time.perf_counter, stretch: float = 1.0
 ) -> DataWork:
-    """Measure the data rank's work for a microbatch of ``model``.
+    """Measure the data rank's work for a microbatch.
 
     Args:
-        model: The model.
-        microbatch_size: Number of items in a microbatch.
-        tokens: Sentence length (text only; by default the longest).
-        dtype: Number type of the first stage.
+        rank: The data rank.
         clock: Returns the time of all threads of the process in seconds.
         stretch: Elapsed seconds per second of ``clock``.
 
     Raises:
         InputError: There is no input to measure with.
     """
-    items = RepeatedItems(usual_items(model, tokens), microbatch_size * (1 + _MICROBATCHES))
-    source, activity = InputSource(items), Activity()
-    sender = _FrameSender(
-        frame_capacity(model.input_specs(microbatch_size, tokens, dtype, eight_bit=items.pixels is not None)),
-        clock,
-    )
-    feeder = _feed(source, microbatch_size, sender, activity, dtype)
-    outputs = model.payload_specs(model.n_layers, microbatch_size, tokens, dtype)
-    receiver = _FrameReceiver(outputs, microbatch_size, clock)
-    suffix = ".csv" if model.output_kind == "logits" else ".npz"
-    with (
-        tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
-        ResultWriter(Path(directory) / f"results{suffix}", model, None) as writer,
-    ):
-        collection = Collection(writer, counts_accuracy=model.output_kind == "logits")
-        Collector(feeder, Incoming(receiver, None, activity), collection).run()
+    sender = _FrameSender(frame_capacity(rank.input_specs), clock)
+    receiver = _FrameReceiver(rank.output_specs, rank.microbatch_size, clock)
+    with rank.open(1 + _MICROBATCHES, sender, receiver) as parts:
+        crew = Crew()
+        parts.stream.start(crew)
+        crew.start("feed", parts.feeder.run)
+        try:
+            crew.wait()
+        finally:
+            crew.stop()
+        parts.collector.run()
     return DataWork(
         stretch * _usual_step(sender.posted_at),
         stretch * _usual_step(receiver.taken_at),
     )
-
-
-def _feed(
-    source: InputSource, microbatch_size: int, sender: _FrameSender, activity: Activity, dtype: torch.dtype
-) -> Feeder:
-    """Feed all of ``source`` like the data rank of a run."""
-    crew = Crew()
-    stream = source.stream()
-    stream.start(crew)
-    feed = Feed(stream, microbatch_size, stream_dtype(dtype))
-    feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
-    crew.start("feed", feeder.run)
-    try:
-        crew.wait()
-    finally:
-        crew.stop()
-    return feeder
 
 
 def _usual_step(moments: Sequence[float]) -> float:

@@ -126,6 +126,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         weight_bytes=() if exact else tuple(layer.memory_bytes for layer in layers),
         feed_s=results.feed_s,
         collect_s=results.collect_s,
+        overhead_s=results.overhead_s,
         handling=results.handling,
         agreement=results.agreement,
         busy_w=results.busy_w,
@@ -163,6 +164,7 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
         lengths=tuple(replace(other, **_scaled_lists(other, factor)) for other in profile.lengths),
         feed_s=None if profile.feed_s is None else factor * profile.feed_s,
         collect_s=None if profile.collect_s is None else factor * profile.collect_s,
+        overhead_s=None if profile.overhead_s is None else factor * profile.overhead_s,
         handling={name: costs.scaled(factor) for name, costs in profile.handling.items()},
         extra={**profile.extra, "synthetic": {"from": source, "factor": factor}},
     )

@@ -24,15 +24,15 @@ measured: the fraction of items whose class is that of float32.
 At the top, ``handling`` has what each transport costs a stage: ``receive`` and ``send`` in seconds for each
 microbatch, ``receive_per_MB`` and ``send_per_MB`` in seconds for each 2**20 bytes of it. ``feed`` and
 ``collect`` are the seconds that a data rank on this device takes to read and feed a microbatch, and to
-collect its results.
+collect its results. ``overhead`` are those of any stage besides its layers and links.
 
 ``busy_W`` and ``idle_W`` are the watts of the machine while it computes these layers, and while it
 waits.
 
 ``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
-``busy_W``, ``idle_W``, ``agreement``, ``tokens``, ``feed``, ``collect`` and ``handling`` at the top are this
-tool's own; a file without them can be read. Other keys are kept. Missing layers are added to a file; nothing
-in it is ever replaced.
+``busy_W``, ``idle_W``, ``agreement``, ``tokens``, ``feed``, ``collect``, ``overhead`` and ``handling`` at the
+top are this tool's own; a file without them can be read. Other keys are kept. Missing layers are added to a
+file; nothing in it is ever replaced.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ _TOP_KEYS = {
     "tokens",
     "feed",
     "collect",
+    "overhead",
     "handling",
 }
 _HANDLING_KEYS = {
@@ -93,7 +94,7 @@ def load_results(path: Path) -> ProfileResults:
     threads, process, device = (document.find(key) for key in ("threads", "memory_process", "device"))
     kernels = document.find("kernels")
     agreement, tokens = document.find("agreement"), document.find("tokens")
-    feed, collect = document.find("feed"), document.find("collect")
+    feed, collect, overhead = (document.find(key) for key in ("feed", "collect", "overhead"))
     handling, watts = document.find("handling"), {key: document.find(key) for key in ("busy_W", "idle_W")}
     try:
         return ProfileResults(
@@ -111,6 +112,7 @@ def load_results(path: Path) -> ProfileResults:
             tokens=None if tokens is None else tokens.whole_number(least=1),
             feed_s=None if feed is None else feed.number(),
             collect_s=None if collect is None else collect.number(),
+            overhead_s=None if overhead is None else overhead.number(),
             handling={} if handling is None else _read_handling(handling),
             extra=_rest(document, _TOP_KEYS),
         )
@@ -188,6 +190,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "tokens": results.tokens,
         "feed": results.feed_s,
         "collect": results.collect_s,
+        "overhead": results.overhead_s,
         "handling": _handling(results.handling) or None,
     }
     document = {key: value for key, value in top.items() if value is not None}

@@ -142,6 +142,8 @@ class ProfileResults:
     """Seconds that a data rank takes to read and feed a microbatch, or None if unknown."""
     collect_s: float | None = None
     """Seconds that a data rank takes to collect the results of a microbatch, or None if unknown."""
+    overhead_s: float | None = None
+    """Seconds that a stage takes for a microbatch besides its layers and links, or None if unknown."""
     handling: Mapping[str, TransportHandling] = field(default_factory=dict)
     """Costs of each transport for a stage; empty if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -260,6 +262,7 @@ class ProfileResults:
             agreement=old.agreement if self.agreement is None else self.agreement,
             feed_s=old.feed_s if self.feed_s is None else self.feed_s,
             collect_s=old.collect_s if self.collect_s is None else self.collect_s,
+            overhead_s=old.overhead_s if self.overhead_s is None else self.overhead_s,
             handling=self.handling or old.handling,
         )
 

@@ -19,7 +19,7 @@ import torch
 
 from pipeedge.base.errors import RequestError, SpecError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
-from pipeedge.base.heap import keep_freed_memory
+from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.wording import count
 from pipeedge.data.protected_files import input_paths, model_paths
@@ -29,13 +29,7 @@ from pipeedge.profile.display import conditions_summary, progress_bar, spread_wa
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.forecast import duration_text, profile_seconds
 from pipeedge.profile.job import Job
-from pipeedge.profile.layer_work import (
-    Advance,
-    measure_data_rank,
-    measure_layers,
-    measure_links,
-    time_one_pass,
-)
+from pipeedge.profile.layer_work import Advance, measure_links, measure_model, time_one_pass
 from pipeedge.profile.measuring import Pacing
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.products import Products, chosen_figures
@@ -88,6 +82,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     rest = {path: job for path, job in jobs.items() if path not in checked.finished}
     process_bytes = _process_bytes()  # before any layer is loaded
     keep_freed_memory()  # as a rank does
+    share_one_heap()
     shares = _shares(tuple(rest.values()), tell)
     agreement = _agreement(jobs, checked.finished, tell)
     results = _with_agreement(jobs, checked.finished, agreement)
@@ -187,15 +182,7 @@ def _measure(
             for number, (path, job) in enumerate(jobs.items()):
                 what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
                 part = _part_of(advance, what, sum(shares[:number]), shares[number])
-                measured, data_work = measure_layers(job, part, power), measure_data_rank(job)
-                results = replace(
-                    measured,
-                    feed_s=None if data_work is None else data_work.feed_s,
-                    collect_s=None if data_work is None else data_work.collect_s,
-                    handling=handling,
-                    idle_w=idle_w,
-                )
-                finish(path, results)
+                finish(path, replace(measure_model(job, handling, part, power), idle_w=idle_w))
     finally:
         power.close()
 

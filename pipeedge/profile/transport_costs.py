@@ -30,7 +30,7 @@ from pipeedge.transport.choice import make_endpoint
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 
-__all__ = ["measure_transports"]
+__all__ = ["measure_transports", "open_ends"]
 
 _ADDR = "127.0.0.1"
 _TIMEOUT_S = 20.0
@@ -66,7 +66,7 @@ def measure_transports(
 
 
 def _measure(name: str, *, whole_process: bool, stretch: float) -> TransportHandling:
-    with _open(name) as (sending, receiving, link):
+    with open_ends(name) as (sending, receiving, link):
         costs = {}
         for size, count in _SIZES.items():
             one = Link(*link, (TensorSpec((1, size), torch.uint8),))
@@ -100,7 +100,7 @@ def _line(small: int, small_s: float, large: int, large_s: float) -> tuple[float
 
 
 @contextlib.contextmanager
-def _open(name: str) -> Iterator[tuple[Transport, Transport, tuple[int, int]]]:
+def open_ends(name: str) -> Iterator[tuple[Transport, Transport, tuple[int, int]]]:
     """Open a transport twice, for the ranks 0 and 1; RPC, which a process has only once, for rank 0 alone."""
     comm, _, secured = name.partition("-")
     request = TransportRequest(comm)

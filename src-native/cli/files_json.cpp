@@ -115,6 +115,7 @@ void write_profile(JsonWriter& json, const yaml::Profile& profile) {
   write_numbers(json, "weight_bytes", profile.weight_bytes);
   write_number(json, "feed_s", profile.feed_s);
   write_number(json, "collect_s", profile.collect_s);
+  write_number(json, "overhead_s", profile.overhead_s);
   write_number(json, "agreement", profile.agreement);
   write_number(json, "process_bytes", profile.process_bytes);
   write_number(json, "busy_w", profile.busy_w);

@@ -93,6 +93,7 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.weight_bytes = per_layer(view, "weight_bytes", layers);
   type.time_s = per_layer(view, "time_s", layers);
   if (type.time_s.empty()) type.time_s.assign(layers, 0);
+  type.overhead_s = number_or(view, "overhead_s", 0);
   type.receive_s = per_layer(view, "receive_s", layers);
   type.send_s = per_layer(view, "send_s", layers);
   type.activation_bytes = per_layer(view, "activation_bytes", layers);
@@ -353,6 +354,7 @@ void write_type(JsonWriter& json, const DeviceType& type) {
   json.key("bw_bytes_per_s").value(type.bw_bytes_per_s);
   write_known(json, "weight_bytes", type.weight_bytes);
   json.key("time_s").numbers(type.time_s);
+  if (type.overhead_s > 0) json.key("overhead_s").value(type.overhead_s);
   write_known(json, "receive_s", type.receive_s);
   write_known(json, "send_s", type.send_s);
   write_known(json, "activation_bytes", type.activation_bytes);

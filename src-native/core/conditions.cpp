@@ -33,6 +33,7 @@ void change_types(Problem& problem, int host, Change change) {
 }
 
 void slow_down(DeviceType& type, double slowness) {
+  type.overhead_s *= slowness;
   for (std::vector<double>* seconds : {&type.time_s, &type.receive_s, &type.send_s, &type.stage_s}) {
     for (double& each : *seconds) each *= slowness;
   }

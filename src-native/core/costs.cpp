@@ -91,8 +91,10 @@ double stage_loss(const DeviceType& type, int first, int last) {
 }
 
 double receive_seconds(const Problem& problem, const DeviceType& type, int host, int cut) {
-  if (type.receive_s.empty() || cut == problem.layers() || (cut == 0 && free_end(problem, host))) return 0;
-  return type.receive_s[at(cut)];
+  if (type.receive_s.empty() || cut == problem.layers() || (cut == 0 && free_end(problem, host))) {
+    return type.overhead_s;
+  }
+  return type.overhead_s + type.receive_s[at(cut)];
 }
 
 double send_seconds(const Problem& problem, const DeviceType& type, int host, int cut) {

@@ -55,8 +55,8 @@ struct Costs {
 Costs evaluate(const Problem& problem, const std::vector<Stage>& stages);
 Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages);
 
-// Seconds of taking a microbatch from the link at a cut, and of passing it on there, on a host. Both are 0 where the
-// model begins or ends and nothing is counted, or on the data host itself.
+// Seconds of a stage before and after its layers, on a host: its overhead and taking a microbatch from the link at a cut;
+// and passing it on. Links take none where the model begins or ends and nothing is counted, or on the data host itself.
 double receive_seconds(const Problem& problem, const DeviceType& type, int host, int cut);
 double send_seconds(const Problem& problem, const DeviceType& type, int host, int cut);
 

@@ -71,6 +71,7 @@ void check_model(const Model& model) {
 void check_type(const DeviceType& type, const std::string& what, std::size_t layers) {
   check_number(type.mem_bytes, what + "the memory");
   check_number(type.bw_bytes_per_s, what + "the bandwidth");
+  check_number(type.overhead_s, what + "the overhead of a stage");
   check_number(type.feed_s, what + "the time of feeding");
   check_number(type.collect_s, what + "the time of collecting");
   check_number(type.input_send_s, what + "the time of sending the input");

@@ -11,7 +11,8 @@
 // host was profiled in at that size, and for each link between two stages one of the widths. A problem with one
 // setting and one width is only a cut: layers 1..L are divided into consecutive ranges, one host each.
 //
-//   compute(s, h)  = receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type in the setting
+//   compute(s, h)  = overhead_s + receive_s[first layer] + sum of time_s[layer] + send_s[last layer], of h's type in
+//                    the setting
 //   link(a, b, n)  = n bytes / bandwidth(a, b) + latency(a, b)
 //   feeding        = feed_s of the data host's type, plus input_send_s if the first stage is on another host
 //   collecting     = collect_s of the data host's type, plus output_receive_s if the last stage is on another host
@@ -88,6 +89,7 @@ struct DeviceType {
   double bw_bytes_per_s = 0;         // of the host's interface, in each direction
   std::vector<double> weight_bytes;  // weights of each layer in this type's number type; empty: Model::mem_bytes
   std::vector<double> time_s;        // of each layer, for one microbatch
+  double overhead_s = 0;             // of any stage for a microbatch, besides its layers and links
   // For each layer, or empty if unknown:
   std::vector<double> receive_s;         // taking a microbatch from a link, if the layer is a stage's first
   std::vector<double> send_s;            // passing it to a link, if the layer is a stage's last

@@ -169,7 +169,8 @@ Problem random_problem(std::mt19937_64& random, int layers, int hosts, bool link
   }
   if (problem.data_host != -1 && pick(0, 1) == 0) {
     for (pipeedge::DeviceType& type : setting.types) {
-      for (double* data : {&type.feed_s, &type.collect_s, &type.input_send_s, &type.output_receive_s}) {
+      for (double* data :
+           {&type.overhead_s, &type.feed_s, &type.collect_s, &type.input_send_s, &type.output_receive_s}) {
         if (pick(0, 1) == 0) *data = real(0, 3);
       }
     }

@@ -308,6 +308,7 @@ class Assembler {
     type.activation_bytes = at.activation_bytes;
     type.feed_s = at.feed_s.value_or(0);
     type.collect_s = at.collect_s.value_or(0);
+    type.overhead_s = at.overhead_s.value_or(0);
     type.notes = {dtype, profile.threads, profile.kernels, lengths_of(profile)};
     set_watts(spec, profile.busy_w, type);
     const auto handling = profile.handling.find(request_.transport);

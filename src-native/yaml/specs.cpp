@@ -210,6 +210,7 @@ Profile profile_from(const View& view) {
   profile.weight_bytes = per_layer(view, "weights_MB", profile.time_s.size(), kBytesPerMB);
   profile.feed_s = seconds_of(view, "feed_s");
   profile.collect_s = seconds_of(view, "collect_s");
+  profile.overhead_s = seconds_of(view, "overhead_s");
   if (const auto handling = view.find("handling")) {
     for (const auto& [transport, entry] : handling->entries()) {
       profile.handling.emplace(transport, handling_from(entry));
@@ -218,7 +219,7 @@ Profile profile_from(const View& view) {
   if (const auto tokens = view.find("tokens")) profile.tokens = tokens->whole_number(1);
   if (const auto lengths = view.find("lengths")) read_lengths(*lengths, profile);
   std::set<std::string_view> known = kLengthKeys;
-  known.insert({"batch_size", "dtype", "weights_MB", "feed_s", "collect_s", "handling", "lengths"});
+  known.insert({"batch_size", "dtype", "weights_MB", "feed_s", "collect_s", "overhead_s", "handling", "lengths"});
   read_notes(view, profile, known);
   profile.other = others(view, known);
   return profile;

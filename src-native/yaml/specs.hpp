@@ -4,7 +4,7 @@
 //                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with,
 //                                  agreement_at_bits: bits -> [of each cut]
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
-//                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s,
+//                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s, overhead_s,
 //                                  agreement, process_MB, busy_W, threads, kernels, handling: transport -> receive_s,
 //                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
 //                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths
@@ -72,6 +72,7 @@ struct Profile {
   std::vector<double> weight_bytes;
   std::optional<double> feed_s;
   std::optional<double> collect_s;
+  std::optional<double> overhead_s;
   std::optional<double> agreement;           // part of the classifications that are those of float32
   std::optional<double> process_bytes;       // memory of the process besides its stage
   std::optional<double> busy_w;              // watts while it was measured

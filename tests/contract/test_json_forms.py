@@ -84,6 +84,7 @@ PROFILE = {
     "weights_MB": [1, 2, 1, 2],
     "feed_s": 0.1,
     "collect_s": 0.1,
+    "overhead_s": 0.05,
     "busy_W": 20,
     "threads": 2,
     "kernels": "torch",

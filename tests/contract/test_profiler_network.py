@@ -13,11 +13,16 @@ import torch
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.profile import network, transport_costs
+from pipeedge.models import find_model
+from pipeedge.plan.specs import TransportHandling
+from pipeedge.profile import network, rehearsal, transport_costs
+from pipeedge.profile.data_work import DataRankRequest, DataWork
 from pipeedge.profile.handling import Handling, measure_handling
 from pipeedge.profile.network import measure_link, parse_place
+from pipeedge.profile.rehearsal import Rehearsal, rehearse_data_rank, rehearse_links
 from pipeedge.profile.transport_costs import measure_transports
 from pipeedge.request.config import TRANSPORTS
+from pipeedge.transport.base import Packet
 
 
 @contextmanager
@@ -149,6 +154,52 @@ def test_handling_a_payload_takes_its_own_time() -> None:
     specs = (TensorSpec((8, 16), torch.float32), TensorSpec((8,), torch.float32))
     found = measure_handling(specs, torch.device("cpu"), clock=lambda: next(ticks), stretch=3.0)
     assert found == Handling(receive_s=3, send_s=3)
+
+
+@pytest.mark.parametrize("whole_process", [False, True])
+def test_a_stage_at_work_shows_what_its_parts_do_not(
+    whole_process: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stage takes no time by itself, so all that its threads take is overhead, handling or data work.
+    monkeypatch.setattr(rehearsal, "ROUNDS", 1)
+    model = find_model("vit-digits")
+    rank = DataRankRequest(model, 2)
+    outputs = tuple(torch.rand(spec.shape) for spec in rank.output_specs)
+    payload = tuple(torch.ones(spec.shape, dtype=spec.dtype) for spec in rank.input_specs)
+    numbers = []
+
+    def compute(packet: Packet) -> Packet:
+        numbers.append(packet.number)
+        assert all(torch.equal(came, sent) for came, sent in zip(packet.payload, payload, strict=True))
+        packet.lease.release()
+        return Packet(packet.number, packet.items, outputs)
+
+    stage = Rehearsal(compute, payload, 0.0, whole_process, stretch=0.005)
+    least = DataWork(feed_s=1.0, collect_s=0.0)
+    work = rehearse_data_rank(stage, outputs, rank.open, least)
+    assert numbers == list(range(stage.microbatches))
+    assert work.overhead_s > 0
+    assert work.data_work.feed_s == 1.0
+    assert work.data_work.collect_s > 0
+
+    costs = TransportHandling(1.0, 0.0, 3.0, 0.0)
+    found = rehearse_links(stage, 0.0, Handling(0.0, 0.0), {"tcp": costs, "rpc": costs})
+    assert found["rpc"] is costs  # a process has one end only
+    assert 0 < found["tcp"].receive_s < 1
+    assert found["tcp"].send_s == pytest.approx(3 * found["tcp"].receive_s)
+    # What is known already is not counted again.
+    known = rehearse_links(stage, 1.0, Handling(0.0, 0.0), {"tcp": costs})
+    assert (known["tcp"].receive_s, known["tcp"].send_s) == (0, 0)
+
+
+def test_a_transport_that_cannot_be_opened_keeps_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PeerFailedError("no loopback interface")
+
+    monkeypatch.setattr(transport_costs, "make_endpoint", fail)
+    stage = Rehearsal(lambda packet: packet, (torch.ones(1, 2),), 0.0, whole_process=False)
+    costs = {"tcp": TransportHandling(1.0, 0.0, 3.0, 0.0)}
+    assert rehearse_links(stage, 0.0, Handling(0.0, 0.0), costs) == costs
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -25,7 +25,7 @@ from pipeedge.models import find_model
 from pipeedge.observe.energy import Source
 from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import TransportHandling
-from pipeedge.profile import layer_work, power, session
+from pipeedge.profile import layer_work, power, rehearsal, session
 from pipeedge.profile.converting import convert_to_device_type, convert_to_model
 from pipeedge.profile.job import Job
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
@@ -49,6 +49,7 @@ TCP = TransportHandling(1e-5, 2e-10, 3e-5, 4e-10)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "measure_links", lambda job: {"tcp": TCP})
+    monkeypatch.setattr(layer_work, "LONGEST_PASS_S", 0.0)  # no rehearsals
     monkeypatch.setattr(session, "open_source", lambda: (None, ()))
     return tmp_path
 
@@ -140,7 +141,7 @@ def test_an_interrupted_run_goes_on_with_the_profiles_that_are_missing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = ("-b", "1,2,4", "--dtype", "float32", "-L", 4, "--no-warmup", "-i", 1)
-    measure, begun = session.measure_layers, []
+    measure, begun = session.measure_model, []
 
     def interrupted(job: Job, *more: Any) -> ProfileResults:
         begun.append(job.batch_size)
@@ -148,7 +149,7 @@ def test_an_interrupted_run_goes_on_with_the_profiles_that_are_missing(
             raise KeyboardInterrupt
         return measure(job, *more)
 
-    monkeypatch.setattr(session, "measure_layers", interrupted)
+    monkeypatch.setattr(session, "measure_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         profiled("-m", "vit-digits", *several)
     assert [path.name for path in here.iterdir()] == ["profiler_results-1-float32.yml"]
@@ -474,6 +475,18 @@ def test_results_are_plotted(here: Path, suffix: str) -> None:
 def test_without_matplotlib_a_plot_is_rejected_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'pipeedge[plot]'" in refused(here, *DIGITS, "--plot", "p.png")
+
+
+def test_a_small_model_is_rehearsed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_work, "LONGEST_PASS_S", 10.0)
+    monkeypatch.setattr(rehearsal, "ROUNDS", 1)
+    monkeypatch.setattr(rehearsal, "_ROUND_S", 0.01)
+    profiled(*DIGITS, "-b", 2, "--random-weights", "-dt", "board", "--mem-MB", 100, "--bw-Mbps", 100)
+    written = yaml.safe_load((here / "profiler_results.yml").read_text())
+    (profile,) = spec_files.load_device_types("device_types.yml")["board"].profiles["vit-digits"]
+    assert profile.overhead_s == written["overhead"] >= 0
+    assert profile.handling["tcp"] != TCP
+    assert load_results(here / "profiler_results.yml").overhead_s == profile.overhead_s
 
 
 # --- interruption -----------------------------------------------------------------------------------

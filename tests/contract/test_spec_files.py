@@ -109,6 +109,7 @@ def device_types(draw: st.DrawFn) -> DeviceType:
             weight_bytes=in_megabytes(lists(layers) | st.just(())),
             feed_s=seconds,
             collect_s=seconds,
+            overhead_s=seconds,
             agreement=st.none() | st.floats(0, 1),
             process_bytes=st.none() | amounts,
             busy_w=seconds,
@@ -560,6 +561,7 @@ fast:
       weights_MB: [0.5, 1, 0.5, 1]
       feed_s: 0.25
       collect_s: 0.125
+      overhead_s: 0.0625
       tokens: 64
       lengths:
       - tokens: 32

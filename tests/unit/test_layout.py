@@ -59,8 +59,8 @@ run        activity worker stage ledger progress held_out feed_collect context l
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting
-           plotting data_work transport_costs converting products synthetic display job power
-           layer_work dtype_agreement sensitivity session main
+           plotting data_work transport_costs rehearsal converting products synthetic display job
+           power layer_work dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks

@@ -20,7 +20,7 @@ from pipeedge.models import find_model
 from pipeedge.observe.energy import Source
 from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile import transport_costs
-from pipeedge.profile.data_work import measure_data_work
+from pipeedge.profile.data_work import DataRankRequest, measure_data_work
 from pipeedge.profile.emitting import model_spec
 from pipeedge.profile.job import Job
 from pipeedge.profile.measuring import (
@@ -254,7 +254,13 @@ def test_power_is_that_of_waiting_and_of_passes_alone() -> None:
 
 
 def test_short_passes_are_repeated_more_often() -> None:
-    assert [Pacing().repetitions_of(seconds) for seconds in (0.0, 0.01, 0.5, 60)] == [50, 50, 10, 5]
+    assert [Pacing().repetitions_of(seconds) for seconds in (0.0, 0.001, 0.01, 0.5, 60)] == [
+        2500,
+        250,
+        50,
+        10,
+        5,
+    ]
     assert Pacing(3).repetitions_of(0.01) == 3
 
 
@@ -398,7 +404,8 @@ def test_the_data_rank_feeds_and_collects_as_in_a_run(
 ) -> None:
     model = find_model(name if name not in model_dirs else str(model_dirs[name]))
     ticks = itertools.count()
-    found = measure_data_work(model, 3, tokens=5, dtype=dtype, clock=lambda: float(next(ticks)), stretch=0.5)
+    rank = DataRankRequest(model, 3, 5, dtype)
+    found = measure_data_work(rank, clock=lambda: float(next(ticks)), stretch=0.5)
     # The clock is read once a microbatch.
     assert found.collect_s == found.feed_s == 0.5
 

@@ -29,6 +29,7 @@ class Profile:
     loss: list[float]
     feed: float
     collect: float
+    overhead: float = 0.0
     input_send: float = 0.0
     output_receive: float = 0.0
 
@@ -107,6 +108,7 @@ class Case:
                 "receive_s": profile.receive,
                 "send_s": profile.send,
                 "loss": profile.loss,
+                "overhead_s": profile.overhead,
                 "feed_s": profile.feed,
                 "collect_s": profile.collect,
                 "input_send_s": profile.input_send,
@@ -284,7 +286,7 @@ class _World:
         need += case.buffers[1] * self.cut_bytes(stage.last, stage.dtype)
         if need > case.memory[kind] * (1 + 1e-9):
             return math.inf, math.inf, math.inf
-        seconds = sum(profile.time[layers])
+        seconds = profile.overhead + sum(profile.time[layers])
         if stage.first > 0 or case.data_host not in (None, stage.host):
             seconds += profile.receive[stage.first]
         if stage.last < case.layers or case.data_host not in (None, stage.host):
@@ -420,6 +422,7 @@ def random_case(rng: np.random.Generator) -> Case:
         def some(low: float, high: float, chance: float) -> list[float]:
             return [float(value) for value in rng.uniform(low, high, size=layers) * (rng.random() < chance)]
 
+        own = rng.spawn(1)[0]  # leaves the other numbers of each seed as they were
         scale = float(speed[kind] * faster[dtype] * (size + 0.5))
         return Profile(
             time=[float(value) * scale for value in rng.uniform(0.2, 1, size=layers)],
@@ -430,6 +433,7 @@ def random_case(rng: np.random.Generator) -> Case:
             loss=[float(value) * SIXTY_FOURTH for value in rng.integers(0, lossy[dtype] + 1, size=layers)],
             feed=float(rng.uniform(0, 1)) * (rng.random() < 0.4),
             collect=float(rng.uniform(0, 0.3)) * (rng.random() < 0.4),
+            overhead=float(own.uniform(0, 0.2)) * (own.random() < 0.4),
         )
 
     profiles: dict[tuple[int, str], dict[int, Profile]] = {}

@@ -38,6 +38,8 @@ class Case:
     """[T, L] seconds to send, if a layer is the last of a stage."""
     activations: np.ndarray | None = None
     """[T, L] bytes."""
+    overhead: np.ndarray | None = None
+    """[T] seconds of any stage besides its layers and links."""
     feed: np.ndarray | None = None
     """[T] seconds to read and feed a microbatch on the data host."""
     collect: np.ndarray | None = None
@@ -59,6 +61,7 @@ class Case:
         """Return the problem as ``sched-pipeline --problem`` reads it; hosts are called by their numbers."""
         tables = {"receive_s": self.receive, "send_s": self.send, "activation_bytes": self.activations}
         seconds = {
+            "overhead_s": self.overhead,
             "feed_s": self.feed,
             "collect_s": self.collect,
             "input_send_s": self.input_send,
@@ -97,7 +100,7 @@ class Case:
         """Return the seconds of a stage besides its layers; 0 at an end of the model without a link."""
         kind = self.hosts[host]
         free = self.data_host is None or self.data_host == host
-        seconds = 0.0
+        seconds = 0.0 if self.overhead is None else float(self.overhead[kind])
         if self.receive is not None and (first > 0 or not free):
             seconds += float(self.receive[kind, first])
         if self.send is not None and (last < self.layers or not free):
@@ -214,6 +217,9 @@ def random_case(
                 beside[name] = rng.integers(0, 5, n_types) * 1.0 if whole else rng.uniform(0, 2, n_types)
         if rng.random() < 0.5:
             beside["input_bytes"] = float(rng.integers(0, 16))
+    own = rng.spawn(1)[0]  # leaves the other numbers of each seed as they were
+    if own.random() < 0.3:
+        beside["overhead"] = own.integers(0, 4, n_types) * 1.0 if whole else own.uniform(0, 0.8, n_types)
     return Case(
         mem=mem,
         elements=sizes,

@@ -1,0 +1,227 @@
+"""Rehearse a small stage as a run has it, to find what it costs besides its parts.
+
+    data rank   input  ──> [feed] ──> [stage: compute] ──> [collect] ──> results
+    links       frames ──> link ──> [stage: receive, compute, send] ──> link ──> frames released
+
+Layers, frames and the data rank are measured one at a time, each by a loop that finds all it needs in the
+caches of its core. In a run, the threads of a rank take turns several times a microbatch, and each finds
+what the others have left. That costs a stage 0.1 to 0.2 ms a microbatch, however many layers it has: little
+beside layers that take 20 ms, and a third more if they take 0.5 ms.
+
+So a small model is run once more by the runtime's own threads, links and loops, at full speed. What the stage
+takes on the data rank besides its layers is the overhead of any stage; what it takes over a transport besides
+these two is handling; what the threads that feed and collect take is the data rank's own work.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from pipeedge.base.crew import Crew
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.payload import Payload, TensorSpec, specs_bytes
+from pipeedge.plan.specs import TransportHandling
+from pipeedge.profile.data_work import DataRank, DataWork
+from pipeedge.profile.handling import Handling
+from pipeedge.profile.transport_costs import open_ends
+from pipeedge.run.activity import Activity
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
+from pipeedge.transport.base import Link, Packet, Transport
+from pipeedge.transport.loopback import LocalLink
+
+__all__ = ["LONGEST_PASS_S", "AtWork", "OpenDataRank", "Rehearsal", "rehearse_data_rank", "rehearse_links"]
+
+LONGEST_PASS_S = 0.005
+"""Seconds of the longest pass that is rehearsed: in a longer one, the difference would drown in its noise."""
+ROUNDS = 3
+_ROUND_S = 0.3
+_LEAST_MICROBATCHES = 20
+_ONE_END = "rpc"
+"""Transport of which a process has one end only, so that no frame can go to a stage and back."""
+
+OpenDataRank: TypeAlias = Callable[[int, LocalLink, LocalLink], AbstractContextManager[DataRank]]
+"""Opens a data rank for a number of microbatches, between its links to the first and from the last stage."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A stage to rehearse, and the conditions."""
+
+    compute: Callable[[Packet], Packet]
+    """Computes a microbatch."""
+    payload: Payload
+    """Input of the stage, as it arrives."""
+    pass_s: float
+    """Seconds of its layers for a microbatch, as measured by themselves."""
+    whole_process: bool
+    """Whether all threads of a rank share the processor of the one that computes."""
+    stretch: float = 1.0
+    """Elapsed seconds per second of processor time."""
+
+    @property
+    def microbatches(self) -> int:
+        """Number of microbatches of a round."""
+        return max(_LEAST_MICROBATCHES, int(_ROUND_S * self.stretch / max(self.pass_s, 1e-4)))
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """Costs of a microbatch in a rank that works on several."""
+
+    overhead_s: float
+    """Seconds of any stage besides its layers and links."""
+    data_work: DataWork
+    """Costs of the data rank beside a stage."""
+
+
+def rehearse_data_rank(
+    stage: Rehearsal, outputs: Payload, open_rank: OpenDataRank, known: DataWork
+) -> AtWork:
+    """Return the costs of a stage on the data rank, where no link takes time.
+
+    Args:
+        stage: The stage.
+        outputs: Outputs of the model's last layer, which the stage need not have.
+        open_rank: Opens the data rank.
+        known: Costs of the data rank by itself, which are its least.
+    """
+
+    def compute(packet: Packet) -> Packet:
+        stage.compute(Packet(packet.number, packet.items, stage.payload))
+        packet.lease.release()
+        return Packet(packet.number, packet.items, outputs)
+
+    rounds = []
+    for _ in range(ROUNDS):
+        activity, count = Activity(), stage.microbatches
+        fed, computed = LocalLink(), LocalLink()
+        loop = StageLoop(
+            StageSteps(compute),
+            Incoming(fed, None, activity),
+            Outgoing(SendingEnd(computed), activity),
+            activity,
+        )
+        crew = Crew()
+        for link in (fed, computed):
+            crew.on_stop(link.close)
+        with open_rank(count, fed, computed) as rank:
+            rank.stream.start(crew)
+            work = {"stage": loop.run, "feed": rank.feeder.run, "collect": rank.collector.run}
+            spent_s, others_s = _spent(crew, work)
+        # The other threads read the input.
+        feed_s = spent_s["feed"] + (others_s if stage.whole_process else 0.0)
+        rounds.append(
+            [stage.stretch * each / count for each in (spent_s["stage"], feed_s, spent_s["collect"])]
+        )
+    stage_s, feed_s, collect_s = (statistics.median(each) for each in zip(*rounds, strict=True))
+    return AtWork(
+        max(0.0, stage_s - stage.pass_s),
+        DataWork(max(known.feed_s, feed_s), max(known.collect_s, collect_s)),
+    )
+
+
+def rehearse_links(
+    stage: Rehearsal, overhead_s: float, frames: Handling, known: Mapping[str, TransportHandling]
+) -> dict[str, TransportHandling]:
+    """Return what each transport costs a stage that runs.
+
+    Args:
+        stage: The stage.
+        overhead_s: Seconds of any stage besides its layers and links.
+        frames: Seconds to read a frame of its input and to write one of its output.
+        known: Costs of each transport by itself.
+    """
+    inputs = _specs(stage.payload)
+    outputs = _specs(stage.compute(Packet(0, len(stage.payload[0]), stage.payload)).payload)
+    found = dict(known)
+    for name, costs in known.items():
+        if name == _ONE_END:
+            continue
+        try:
+            stage_s = stage.stretch * _stage_seconds(name, stage, inputs, outputs)
+        except PipeEdgeError:  # the machine forbids it, as it will in a run
+            continue
+        parts_s = stage.pass_s + overhead_s + frames.receive_s + frames.send_s
+        parts_s += costs.receive_s_per_byte * specs_bytes(inputs)
+        parts_s += costs.send_s_per_byte * specs_bytes(outputs)
+        receive_s, send_s = _shared(max(0.0, stage_s - parts_s), costs.receive_s, costs.send_s)
+        found[name] = replace(costs, receive_s=receive_s, send_s=send_s)
+    return found
+
+
+def _stage_seconds(
+    name: str, stage: Rehearsal, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> float:
+    """Return the processor seconds that a microbatch takes in a stage between two links."""
+    with open_ends(name) as (outside, inside, ranks):
+        outer, inner = ranks
+        links = Link(outer, inner, inputs), Link(inner, outer, outputs)
+        _pass_through(outside, inside, links, stage, _LEAST_MICROBATCHES)  # warms up
+        return statistics.median(
+            _pass_through(outside, inside, links, stage, stage.microbatches) for _ in range(ROUNDS)
+        )
+
+
+def _pass_through(
+    outside: Transport, inside: Transport, links: tuple[Link, Link], stage: Rehearsal, count: int
+) -> float:
+    """Send ``count`` frames through ``stage``, and return the mean processor seconds of one there."""
+    there, back = links
+    activity = Activity()
+    feeding = Outgoing(SendingEnd(outside.sender(there), there.destination), activity)
+    incoming = Incoming(inside.receiver(there), there.source, activity)
+    outgoing = Outgoing(SendingEnd(inside.sender(back), back.destination), activity)
+    collecting = Incoming(outside.receiver(back), back.source, activity)
+
+    def feed() -> None:
+        for number in range(count):
+            memory = feeding.reserve(there.specs)
+            for part, value in zip(memory.payload, stage.payload, strict=True):
+                part.copy_(value)
+            feeding.send(Packet(number, len(stage.payload[0]), memory.payload, memory.lease))
+        feeding.finish()
+
+    def collect() -> None:
+        while (packet := collecting.receive()) is not None:
+            packet.lease.release()
+
+    crew = Crew()
+    for end in (outside, inside):
+        crew.on_stop(end.abort)
+    loop = StageLoop(StageSteps(stage.compute), incoming, outgoing, activity)
+    work = {"stage": loop.run, "watch": outgoing.run, "feed": feed, "collect": collect, "other": feeding.run}
+    spent_s, others_s = _spent(crew, work)
+    # The threads that move bytes work for both ends alike.
+    return (spent_s["stage"] + spent_s["watch"] + (others_s / 2 if stage.whole_process else 0.0)) / count
+
+
+def _spent(crew: Crew, work: Mapping[str, Callable[[], None]]) -> tuple[dict[str, float], float]:
+    """Do all ``work`` at once; return the processor seconds of each thread, and of all other threads."""
+    spent_s: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], None]) -> None:
+        began = time.thread_time()
+        call()
+        spent_s[name] = time.thread_time() - began
+
+    began = time.process_time()
+    for name, call in work.items():
+        crew.start(name, lambda name=name, call=call: timed(name, call))  # type: ignore[misc]
+    crew.wait()
+    return spent_s, max(0.0, time.process_time() - began - sum(spent_s.values()))
+
+
+def _shared(seconds: float, first_s: float, second_s: float) -> tuple[float, float]:
+    """Divide ``seconds`` as two known times divide theirs, or equally if both are 0."""
+    whole_s = first_s + second_s
+    part = first_s / whole_s if whole_s else 0.5
+    return part * seconds, (1 - part) * seconds
+
+
+def _specs(payload: Payload) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in payload)
