@@ -248,3 +248,113 @@ def attend(
     Raises:
         ValueError: arrays that do not fit each other, or a number type that this processor lacks.
     """
+
+# --- decoder: stages and heads of decoders, defined in src-native/decoder/stage.hpp ---
+
+DECODER_PAGE: int
+"""Positions of a page of the cache."""
+
+_Stream = npt.NDArray[np.float32] | _Bfloat16
+
+def decoder_variants() -> list[str]:
+    """Return the instruction sets that decoders are compiled for and this processor has, best first."""
+
+class DecoderStage:
+    """Consecutive layers of a decoder, with their cache; the result of a row depends on no other row.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_size: int,
+        inner: int,
+        weights: str,
+        stream: str,
+        norm_centred: bool,
+        eps: float,
+        head_norm: str,
+        gated: bool,
+        activation: str,
+        scale: float,
+        score_cap: float,
+        residual_scale: float,
+        rotations: list[tuple[list[float], float, int, float, float]],
+        temper_from: int,
+        temper: float,
+        blocks: list[tuple[int, int]],
+        first: int,
+        end: int,
+        pages: int,
+        window_pages: int,
+    ) -> None: ...
+    def fill(self, block: int, name: str, first: int, values: _Stream) -> None:
+        """Pack a part of the weights of a block, from row ``first`` on; a vector is float32.
+
+        Raises:
+            ValueError: the stage has no such weights, or they have another shape.
+        """
+
+    def step(
+        self,
+        sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int, int]],
+        inputs: list[_Stream],
+        outputs: list[_Stream],
+        *,
+        threads: int,
+        variant: str | None = None,
+    ) -> None:
+        """Execute a step: pages, pages of windows, position of the first row, and rows of each sequence.
+
+        Raises:
+            ValueError: arrays, pages or positions that do not fit the stage.
+        """
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+class DecoderHead:
+    """Last norm and head of a decoder."""
+
+    def __init__(
+        self,
+        *,
+        weights: str,
+        stream: str,
+        hidden: int,
+        tokens: int,
+        norm_centred: bool,
+        eps: float,
+        scale: float,
+        cap: float,
+    ) -> None: ...
+    def fill(self, name: str, first: int, values: _Stream) -> None:
+        """Pack a part of ``weight``, or copy ``norm`` or ``bias``.
+
+        Raises:
+            ValueError: there is no such part, or it has another shape.
+        """
+
+    def score(
+        self,
+        hidden: _Stream,
+        scores: npt.NDArray[np.float32],
+        *,
+        threads: int,
+        variant: str | None = None,
+    ) -> None:
+        """Compute the scores of all tokens of each row.
+
+        Raises:
+            ValueError: arrays that do not fit each other.
+        """
+
+    @property
+    def weight_bytes(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Models as shards: encoders of images and text, cut at four points of every block.
+"""Models as shards: encoders of images and text, and decoders, cut at four points of every block.
 
 What a model is, without torch, so that planning need not import it:
 
@@ -20,6 +20,8 @@ attention     attention, masks and norms
 layers        the layers of the families, one module each, and their catalogue
 shard         modules and payloads of a range of layers
 model         an Outline with shards
+decoder       an Outline with stages that remember, for models that generate text
+decoder_ends  their embedding and scores
 progress      progress bars in bytes
 weights       reading, writing, naming and fetching weights files
 """

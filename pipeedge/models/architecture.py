@@ -23,7 +23,7 @@ __all__ = [
     "check_range",
 ]
 
-HeadKind: TypeAlias = Literal["classifier", "distilled", "tokens", "vector"]
+HeadKind: TypeAlias = Literal["classifier", "distilled", "next", "tokens", "vector"]
 
 LAYERS_PER_BLOCK = 4
 ACTIVATION_NAMES = (
@@ -170,7 +170,7 @@ OptionsT = TypeVar("OptionsT", bound=FamilyOptions)
 
 @dataclass(frozen=True)
 class Architecture:
-    """The dimensions of a transformer encoder, valid by construction.
+    """The dimensions of a transformer, valid by construction.
 
     Raises:
         ModelError: A dimension is not positive, sizes do not divide evenly, or an activation is unknown.
@@ -182,7 +182,7 @@ class Architecture:
     """Width D of the hidden state."""
     blocks: int
     heads: int
-    """Number of attention heads, which divides ``hidden``."""
+    """Number of attention heads, which divides ``hidden`` unless they have a ``head_size``."""
     intermediate: int
     """Width of the MLP's inner layer, as it crosses a cut."""
     eps: float
@@ -190,7 +190,8 @@ class Architecture:
     input: ImageInput | TextInput
     head: HeadKind
     """Head: ``classifier`` gives the logits of an item, ``distilled`` the mean of the logits of the class and
-    the distillation token, ``tokens`` the logits of every token, ``vector`` the pooled first token itself.
+    the distillation token, ``tokens`` the logits of every token, ``vector`` the pooled first token itself,
+    ``next`` the scores of the token that follows each one.
     """
     activation: str = "gelu"
     qkv_bias: bool = True
@@ -205,6 +206,8 @@ class Architecture:
     """Options that only this family has."""
     pooling: Pooling | None = None
     """Pooling that makes the vector of a sentence, or None for the family's own."""
+    head_size: int | None = None
+    """Width of an attention head, or None if the heads divide ``hidden``."""
 
     def __post_init__(self) -> None:
         positive = ["hidden", "blocks", "heads", "intermediate"]
@@ -214,7 +217,7 @@ class Architecture:
             positive.append("pooler_size")
         for name in positive:
             check_range(name, getattr(self, name), _MOST[name])
-        if self.hidden % self.heads:
+        if self.head_size is None and self.hidden % self.heads:
             raise ModelError(f"hidden_size {self.hidden} is not a multiple of {self.heads} attention heads")
         if not 0 <= self.eps < math.inf:
             raise ModelError(f"layer_norm_eps {self.eps} is negative or not finite")
@@ -229,6 +232,11 @@ class Architecture:
     def n_layers(self) -> int:
         """Number of layers, four per block."""
         return LAYERS_PER_BLOCK * self.blocks
+
+    @property
+    def width_of_head(self) -> int:
+        """Width of an attention head."""
+        return self.hidden // self.heads if self.head_size is None else self.head_size
 
     def own(self, kind: type[OptionsT]) -> OptionsT:
         """Return the family's own options. Raises TypeError if it has options of another kind."""
@@ -326,7 +334,7 @@ class Architecture:
         return {
             name: value
             for name, value in fields.items()
-            if value is not None or name not in ("options", "pooling")
+            if value is not None or name not in ("options", "pooling", "head_size")
         }
 
 

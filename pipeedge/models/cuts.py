@@ -6,7 +6,7 @@ from pipeedge.base.shapes import TensorShape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.family import Family
 
-__all__ = ["payload_shapes", "stream_type"]
+__all__ = ["payload_shapes", "step_shapes", "stream_type"]
 
 
 def stream_type(dtype: str) -> str:
@@ -39,3 +39,20 @@ def payload_shapes(
     state = ((hidden,), (hidden, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]
     carried = family.crossing(architecture, after_layer)
     return (*state, *(each.shape(items, tokens) for each in carried))
+
+
+def step_shapes(
+    architecture: Architecture, after_layer: int, *, rows: int, dtype: str
+) -> tuple[TensorShape, ...]:
+    """Return the payload of a step of a decoder that crosses the cut after ``after_layer`` layers.
+
+    Args:
+        architecture: Dimensions of the model.
+        after_layer: Number of layers before the cut; 0 and all for the hidden states of the data rank.
+        rows: Number of tokens, of any sequences.
+        dtype: Name of the number type of hidden states.
+    """
+    hidden = TensorShape((rows, architecture.hidden), dtype)
+    context = TensorShape((rows, architecture.heads * architecture.width_of_head), dtype)
+    inner = TensorShape((rows, architecture.intermediate), dtype)
+    return ((hidden,), (context, hidden), (hidden,), (inner, hidden))[after_layer % LAYERS_PER_BLOCK]

@@ -142,6 +142,9 @@ class Family:
     full_length: bool = False
     """Whether every sentence is padded to the longest length, because the result depends on its length."""
 
+    decodes: bool = False
+    """Whether it generates text: stages remember keys and values (``layers.decoder``)."""
+
     def inputs(self, architecture: Architecture) -> tuple[str, ...]:
         """Return the names of the arrays that the embeddings take, in payload order."""
         if not architecture.takes_text:

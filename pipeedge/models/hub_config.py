@@ -18,6 +18,7 @@ from pipeedge.base.wording import count, excerpt
 __all__ = ["HubConfig"]
 
 _RULES: KindRules = (
+    (re.compile(r"mscale|mscale_all_dim"), ValueKind.NUMBER),
     (re.compile(r"image_size|patch_size"), ValueKind.SIDES),
     (re.compile(r"\w+_size|(num|n)_\w+|\w+_groups|\w+_group_num|\w+_every_n_layers"), ValueKind.WHOLE),
     (re.compile(r"dim|\w+_dim|max_position_embeddings|local_attention|encoder_stride"), ValueKind.WHOLE),

@@ -25,7 +25,7 @@ from pipeedge.models.weights.hub import (
 )
 from pipeedge.models.weights.safetensors_files import SINGLE_FILE
 
-__all__ = ["DIGITS", "MODEL_NAMES", "find_outline"]
+__all__ = ["DIGITS", "MODEL_NAMES", "find_any", "find_outline"]
 
 DIGITS = "vit-digits"
 """Name of the small model that ships with the package."""
@@ -37,10 +37,27 @@ _LIKE = 0.6
 log = logging.getLogger(__name__)
 
 MODEL_NAMES: tuple[str, ...] = (*KNOWN, DIGITS)
-"""Every name that ``find_outline`` knows; it also accepts directories and repositories of the hub."""
+"""Every name that ``find_any`` knows; it also accepts directories and repositories of the hub."""
 
 
 def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outline:
+    """Return the encoder of a known name, in a local Hugging Face directory, or in a repository of the hub.
+
+    Arguments and errors are those of ``find_any``.
+
+    Raises:
+        ModelError: It is a decoder, besides the reasons of ``find_any``.
+    """
+    outline = find_any(name_or_dir, fetch=fetch)
+    if outline.family.decodes:
+        raise ModelError(
+            f"{outline.name} generates text (family {outline.family.name}): such models are not run yet; "
+            "choose an encoder (docs/models.md)"
+        )
+    return outline
+
+
+def find_any(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outline:
     """Return the model of a known name, in a local Hugging Face directory, or in a repository of the hub.
 
     A known name wins over a directory of that name, and a directory over a repository; write ``./name`` for
@@ -59,7 +76,7 @@ def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> 
     name = os.fspath(name_or_dir)
     whole, size = _split_size(name)
     if size is not None:
-        return _of_size(find_outline(whole, fetch=fetch), name, size)
+        return _of_size(find_any(whole, fetch=fetch), name, size)
     if name in KNOWN:
         return KNOWN[name]
     if name == DIGITS:

@@ -7,4 +7,5 @@ PYBIND11_MODULE(_native, module) {
   bind_codec(module);
   bind_linear8(module);
   bind_attention(module);
+  bind_decoder(module);
 }

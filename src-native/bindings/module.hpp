@@ -7,3 +7,4 @@ void bind_scheduler(pybind11::module_& module);
 void bind_codec(pybind11::module_& module);
 void bind_linear8(pybind11::module_& module);
 void bind_attention(pybind11::module_& module);
+void bind_decoder(pybind11::module_& module);

@@ -23,16 +23,20 @@ request    parsing declared environment scheduling files keys http_options confi
 models     pooling architecture hub_config shapes weights.names family families.bert
            families.roberta families.distilbert families.mpnet families.albert families.electra
            families.modernbert families.vit families.deit families.dinov2 families.dinov3
-           families.clip families.siglip families.catalogue weights.files
+           families.clip families.siglip families.decoder families.llama families.qwen
+           families.gemma families.phi3 families.olmo2 families.smollm3 families.granite
+           families.gpt2 families.catalogue weights.files
            weights.safetensors_files weights.file_kinds weights.joined weights.hub
            weights.locating weights.comparing cuts pooling_files image_size outline known
            registry activations words dtypes linear int8_passes int8_kernels int8 kernels
            progress weights.random_weights weights.mapping rotary attention layers.parts
            layers.patches layers.positions layers.bert layers.roberta layers.distilbert
            layers.mpnet layers.albert layers.electra layers.modernbert layers.vit layers.deit
-           layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue sentence
-           shard weights.fill weights.writing model weights.http_transfer weights.pickled
+           layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue layers.decoder
+           sentence shard weights.fill weights.writing model decoder_ends decoder weights.http_transfer
+           weights.pickled
            weights.download
+decoding   pages loop
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door

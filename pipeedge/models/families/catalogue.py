@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pipeedge.base.errors import ModelError
@@ -17,10 +19,18 @@ from pipeedge.models.families.dinov2 import DINOV2, DINOV2_REGISTERS
 from pipeedge.models.families.dinov3 import DINOV3
 from pipeedge.models.families.distilbert import DISTILBERT
 from pipeedge.models.families.electra import ELECTRA
+from pipeedge.models.families.gemma import GEMMA
+from pipeedge.models.families.gpt2 import GPT2
+from pipeedge.models.families.granite import GRANITE
+from pipeedge.models.families.llama import LLAMA
 from pipeedge.models.families.modernbert import MODERNBERT
 from pipeedge.models.families.mpnet import MPNET
+from pipeedge.models.families.olmo2 import OLMO2
+from pipeedge.models.families.phi3 import PHI3
+from pipeedge.models.families.qwen import QWEN
 from pipeedge.models.families.roberta import ROBERTA
 from pipeedge.models.families.siglip import SIGLIP_TEXT, SIGLIP_VISION
+from pipeedge.models.families.smollm3 import SMOLLM3
 from pipeedge.models.families.vit import VIT
 from pipeedge.models.family import Family, Head, ModelClass
 from pipeedge.models.hub_config import HubConfig
@@ -30,6 +40,7 @@ __all__ = ["FAMILIES", "MODEL_TYPES", "TOWERS", "family_of", "hf_config", "parse
 FAMILIES: tuple[Family, ...] = (
     *(VIT, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, CLIP_VISION, SIGLIP_VISION),
     *(BERT, ROBERTA, DISTILBERT, MPNET, ALBERT, ELECTRA, MODERNBERT, CLIP_TEXT, SIGLIP_TEXT),
+    *(LLAMA, QWEN, GEMMA, PHI3, OLMO2, SMOLLM3, GRANITE, GPT2),
 )
 MODEL_TYPES: tuple[str, ...] = tuple(
     dict.fromkeys(kind for family in FAMILIES for kind in family.model_types)
@@ -39,6 +50,18 @@ TOWERS: tuple[str, ...] = tuple(dict.fromkeys(family.tower for family in FAMILIE
 """Names of the models that a checkpoint may contain two of."""
 _DEFAULT_LABELS = 2
 """Number of classes that Hugging Face implies by a ``config.json`` without ``id2label``."""
+_REFUSED: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "a mixture of experts": re.compile(r"moe|mixtral|gpt_oss|dbrx|deepseek_v|llama4|jetmoe|arctic"),
+        "a model with recurrent layers": re.compile(
+            r"mamba|recurrent|rwkv|jamba|zamba|bamba|falcon_h1|qwen3_next|qwen3_5|lfm2|hybrid|xlstm"
+        ),
+        "a model with a vision or audio tower": re.compile(
+            r"^gemma3n?$|^gemma4|mistral3$|_vl|llava|mllama|idefics|paligemma|pixtral|_omni|multimodal|_audio"
+        ),
+    }
+)
+"""Kinds of models that generate text and are not supported, with the ``model_type`` of such."""
 _LIKE = 0.6
 """Least similarity, from 0 to 1, at which a supported ``model_type`` is suggested for another."""
 
@@ -111,6 +134,11 @@ def _families_of_type(model_type: object, tower: str | None) -> tuple[Family, ..
     if found:
         raise ModelError(f"model_type {excerpt(repr(model_type))} has no {tower} tower: leave out #{tower}")
     shown, supported = excerpt(repr(model_type)), ", ".join(MODEL_TYPES)
+    for kind, pattern in _REFUSED.items():
+        if isinstance(model_type, str) and pattern.search(model_type):
+            raise ModelError(
+                f"model_type {shown} is {kind}, which is not supported; supported are {supported}"
+            )
     near = difflib.get_close_matches(shown.strip("'"), MODEL_TYPES, n=1, cutoff=_LIKE)
     hint = f"the nearest supported one is {near[0]!r}; " if near else ""
     raise ModelError(f"model_type {shown} is not supported; {hint}supported are {supported}")

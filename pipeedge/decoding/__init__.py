@@ -1,0 +1,5 @@
+"""Generating text with the stages and ends of a decoder, without processes.
+
+pages      which pages of the cache each sequence has
+loop       all layers in one process
+"""

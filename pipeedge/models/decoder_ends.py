@@ -1,0 +1,139 @@
+"""Both ends of a decoder: the embedding of tokens, and the scores of the next token.
+
+The data rank holds them, so that tied weights exist once in the whole pipeline, and what returns from the
+last stage is a hidden state rather than the scores of all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pipeedge import _native as native
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.families.catalogue import family_of
+from pipeedge.models.families.decoder import DecoderOptions
+from pipeedge.models.layers.decoder import read_tensor
+from pipeedge.models.weights.comparing import Placeholder, check_tensors
+from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.mapping import map_values
+from pipeedge.models.weights.names import same
+from pipeedge.models.words import WORD_TABLE, look_up
+
+__all__ = ["DecoderEnds"]
+
+_POSITIONS = "embeddings.position"
+
+
+class DecoderEnds:
+    """Embedding, last norm and head of a decoder, filled from a weights file.
+
+    The table of words is mapped where the file allows it: its rows are looked up, and the head, packed for
+    products, is what occupies memory.
+
+    Args:
+        architecture: Dimensions of the model.
+        file: File of the weights.
+        dtype: Number type of the weights, as for ``DecoderStage``.
+        progress: Called with the number of values of each piece that is read.
+
+    Raises:
+        WeightsError: A tensor is missing or of another shape, or the data ends early.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        file: WeightsFile,
+        dtype: torch.dtype = torch.float32,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self.architecture = architecture
+        self.stream_dtype = stream_dtype(dtype)
+        """Number type of hidden states."""
+        options = self._options = architecture.own(DecoderOptions)
+        self._native = native.DecoderHead(
+            weights=dtype_name(dtype),
+            stream=dtype_name(self.stream_dtype),
+            hidden=architecture.hidden,
+            tokens=architecture.num_labels,
+            norm_centred=options.layer_norm,
+            eps=architecture.eps,
+            scale=options.logit_scale,
+            cap=options.logit_cap,
+        )
+        self._positions: torch.Tensor | None = None
+        shapes: dict[str, Any] = {
+            name: Placeholder(shape)
+            for name, shape in family_of(architecture).shapes(architecture, 0).items()
+            if not name.startswith("block.")
+        }
+        for filling in check_tensors(shapes, architecture, file):
+            name, shape = filling.parameter, shapes[filling.parameter].shape
+            if name == WORD_TABLE:
+                source, entry = filling.sources[0], file.entry(filling.sources[0].name)
+                place = file.place(source.name) if source.layout is same and entry.dtype else None
+                mapped = None if place is None or entry.dtype is None else map_values(place, entry.dtype)
+                if options.tied:
+                    self._native.fill("weight", 0, _array(read_tensor(filling, shape, dtype, file, progress)))
+                if mapped is not None:
+                    self._words = mapped.view(shape)
+                else:
+                    self._words = read_tensor(filling, shape, self.stream_dtype, file, progress)
+                continue
+            values = read_tensor(filling, shape, dtype, file, progress)
+            if name == _POSITIONS:
+                self._positions = values.to(self.stream_dtype)
+            elif name == "head.scores.weight":
+                self._native.fill("weight", 0, _array(values))
+            elif name == "head.norm.bias":
+                self._native.fill("norm", architecture.hidden, _array(values))
+            else:
+                self._native.fill("norm", 0, _array(values + 1 if options.norm_offset else values))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the packed head in bytes, all of which a step reads."""
+        return self._native.weight_bytes
+
+    def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Return the hidden states [R, D] of tokens in front of the first block.
+
+        Args:
+            tokens: Numbers of the tokens, below the size of the vocabulary.
+            positions: Position of each in its sequence, below the longest sequence.
+        """
+        found = look_up(self._words, torch.tensor(tokens, dtype=torch.int64), self.stream_dtype)
+        if self._options.embedding_scale != 1:
+            # As transformers does, the factor is rounded to the type of the embeddings first.
+            found = found * torch.tensor(self._options.embedding_scale, dtype=self.stream_dtype)
+        if self._positions is not None:
+            found = found + self._positions[torch.tensor(positions, dtype=torch.int64)]
+        return found.contiguous()
+
+    def score(
+        self, hidden: torch.Tensor, *, threads: int | None = None, variant: str | None = None
+    ) -> torch.Tensor:
+        """Return the scores of all tokens, float32 [R, V], for hidden states [R, D] behind the last block.
+
+        Args:
+            hidden: Contiguous, of the stream's type.
+            threads: Number of threads, or None for torch's.
+            variant: One of ``native.decoder_variants``, or None for the best.
+        """
+        scores = torch.empty((len(hidden), self.architecture.num_labels))
+        self._native.score(
+            _array(hidden),
+            scores.numpy(),
+            threads=torch.get_num_threads() if threads is None else threads,
+            variant=variant,
+        )
+        return scores
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor's memory as the native code expects it: float32, or the bits of bfloat16."""
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

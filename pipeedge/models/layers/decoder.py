@@ -1,0 +1,269 @@
+"""Stages of decoders: consecutive layers that remember the keys and values of every token they have seen.
+
+A *step* is rows: hidden states of some tokens of some sequences, [R, D]. Native code (``src-
+native/decoder``) executes it as one call. A row's result has the same bits alone, among the rows of other
+sequences, and in a chunk of a prompt, with any number of threads, because each sum has one order.
+
+    part of block          0                1             2              3
+                    hidden │ attention      │ projection  │ MLP in       │ MLP out
+    crosses the cut        └> context, skip └> hidden     └> inner, skip └> hidden
+
+The cache consists of *pages* of 32 positions, which are addressed from outside: each sequence comes with
+the numbers of its pages, in order. Blocks with a window have pages of their own, and a list of numbers in
+which a page that the window has left may appear again. A stage decides and frees nothing, and a position
+that is written twice has the same contents.
+
+Shapes in docstrings: R rows, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeedge import _native as native
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
+from pipeedge.models.cuts import step_shapes
+from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.families.catalogue import family_of
+from pipeedge.models.families.decoder import NATIVE_ACTIVATIONS, DecoderOptions
+from pipeedge.models.rotary import scaled_frequencies
+from pipeedge.models.weights.comparing import Placeholder, check_tensors
+from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.locating import Filling
+
+__all__ = ["PAGE", "DecoderStage", "StepRows", "read_tensor"]
+
+PAGE: int = native.DECODER_PAGE
+"""Positions of a page of the cache."""
+_PART_OF = {
+    "norm1": 0,
+    "q": 0,
+    "k": 0,
+    "v": 0,
+    "qkv": 0,
+    "q_norm": 0,
+    "k_norm": 0,
+    "proj": 1,
+    "end1": 1,
+    "norm2": 2,
+    "gate": 2,
+    "up": 2,
+    "gate_up": 2,
+    "down": 3,
+    "end2": 3,
+}
+"""Layer of a block that each of its modules belongs to."""
+_NORMS = {
+    "norm1": "attention_norm",
+    "norm2": "mlp_norm",
+    "end1": "attention_end",
+    "end2": "mlp_end",
+    "q_norm": "query_norm",
+    "k_norm": "key_norm",
+}
+"""Norms, and what native code calls them."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of one sequence in a step."""
+
+    position: int
+    """Position of the first row in the sequence."""
+    rows: int
+    pages: npt.NDArray[np.int32]
+    """Numbers of the pages of positions 0 to 31, 32 to 63, and so on, up to the last row at least."""
+    window_pages: npt.NDArray[np.int32]
+    """The same for blocks with a window, in which only those that the window reaches count."""
+
+
+class DecoderStage:
+    """Consecutive layers of a decoder with their cache.
+
+    Args:
+        architecture: Dimensions of the model.
+        layers: Layers to compute.
+        dtype: Number type of the weights: float32, bfloat16, or int8, with a scale for each 32 weights.
+        pages: Number of pages of the cache of each block that attends to everything.
+        window_pages: Number of pages of that of each block with a window.
+        context: Longest sequence in tokens.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layers: LayerRange,
+        dtype: torch.dtype = torch.float32,
+        *,
+        pages: int,
+        window_pages: int,
+        context: int,
+    ) -> None:
+        self.architecture = architecture
+        self.layers = layers
+        """Layers that this stage computes."""
+        self.dtype = dtype
+        self.stream_dtype = stream_dtype(dtype)
+        """Number type of payloads and of the cache."""
+        self._first_block = layers.start // LAYERS_PER_BLOCK
+        options = architecture.own(DecoderOptions)
+        last_block = -(-layers.stop // LAYERS_PER_BLOCK)
+        first = self._first_block * LAYERS_PER_BLOCK
+        self._native = native.DecoderStage(
+            hidden=architecture.hidden,
+            heads=architecture.heads,
+            kv_heads=options.kv_heads,
+            head_size=architecture.width_of_head,
+            inner=architecture.intermediate,
+            weights=dtype_name(dtype),
+            stream=dtype_name(self.stream_dtype),
+            norm_centred=options.layer_norm,
+            eps=architecture.eps,
+            head_norm=options.head_norm,
+            gated=options.gated,
+            activation=NATIVE_ACTIVATIONS[architecture.activation],
+            scale=options.scale,
+            score_cap=options.score_cap,
+            residual_scale=options.residual_scale,
+            rotations=[
+                (
+                    scaled_frequencies(rotary, context).tolist(),
+                    rotary.magnitude,
+                    rotary.original if rotary.scaling == "dynamic" else 0,
+                    rotary.base,
+                    rotary.factor,
+                )
+                for rotary in options.rotary
+            ],
+            temper_from=options.temper_from,
+            temper=options.temper,
+            blocks=[
+                (options.rotation[block], options.windows[block])
+                for block in range(self._first_block, last_block)
+            ],
+            first=layers.start - first,
+            end=layers.stop - first,
+            pages=pages,
+            window_pages=window_pages,
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the whole cache in bytes, of which the system provides what is used."""
+        return self._native.cache_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the packed matrices in bytes, all of which a step reads."""
+        return self._native.weight_bytes
+
+    def stored_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return placeholders of the tensors to read from a file, by name, one layer after the other."""
+        found: dict[str, Any] = {}
+        for layer in range(self.layers.start, self.layers.stop):
+            block, part = divmod(layer, LAYERS_PER_BLOCK)
+            for name, shape in family_of(self.architecture).shapes(self.architecture, block).items():
+                module = name.removeprefix("block.{n}.").partition(".")[0]
+                if name.startswith("block.{n}.") and _PART_OF[module] == part:
+                    found[name.replace("block.{n}", f"parts.{layer}")] = Placeholder(shape)
+        return found
+
+    def load(self, file: WeightsFile, progress: Callable[[int], object] = lambda _: None) -> DecoderStage:
+        """Read the weights of the stage from ``file``, one tensor at a time; return the stage.
+
+        ``progress`` is called with the number of values of each piece.
+
+        Raises:
+            WeightsError: A tensor is missing or of another shape, or the data ends early.
+        """
+        shapes = self.stored_tensors()
+        for filling in check_tensors(shapes, self.architecture, file):
+            _, number, module, kind = filling.parameter.split(".")
+            values = read_tensor(filling, shapes[filling.parameter].shape, self.dtype, file, progress)
+            self._put(int(number) // LAYERS_PER_BLOCK - self._first_block, module, kind, values)
+        return self
+
+    def _put(self, block: int, module: str, kind: str, values: torch.Tensor) -> None:
+        """Hand a tensor to native code: a matrix in its type, or a vector in float32."""
+        options = self.architecture.own(DecoderOptions)
+        width, size = self.architecture.hidden, self.architecture.width_of_head
+        if module in _NORMS:
+            if options.norm_offset and kind == "weight":
+                values = values + 1
+            self._native.fill(block, _NORMS[module], width if kind == "bias" else 0, _array(values))
+            return
+        queries, keys = self.architecture.heads * size, options.kv_heads * size
+        places = {"q": ("qkv", 0), "k": ("qkv", queries), "v": ("qkv", queries + keys)}
+        parts = [(*places.get(module, (module, 0)), values)]
+        if module == "gate_up":
+            gate, up = values.chunk(2)
+            parts = [("gate", 0, gate), ("up", 0, up)]
+        for name, first, part in parts:
+            self._native.fill(block, name if kind == "weight" else f"{name}_bias", first, _array(part))
+
+    def step(
+        self,
+        sequences: Sequence[StepRows],
+        inputs: Sequence[torch.Tensor],
+        *,
+        threads: int | None = None,
+        variant: str | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Execute a step: write the cache, and return the payload of the cut after the stage.
+
+        Where hidden states go in and out, they are replaced in place, so that the result is the input.
+
+        Args:
+            sequences: Rows of each sequence, in the order of the rows of the inputs; no sequence twice.
+            inputs: Payload of the cut before the stage, as ``step_shapes`` lists it, contiguous.
+            threads: Number of threads, or None for torch's.
+            variant: One of ``native.decoder_variants``, or None for the best.
+
+        Raises:
+            ValueError: Payload, pages or positions do not fit the stage.
+        """
+        rows = sum(one.rows for one in sequences)
+        shapes = step_shapes(
+            self.architecture, self.layers.stop, rows=rows, dtype=dtype_name(self.stream_dtype)
+        )
+        in_place = self.layers.start % 2 == 0 and self.layers.stop % 2 == 0
+        outputs = (
+            tuple(inputs)
+            if in_place
+            else tuple(torch.empty(shape.shape, dtype=self.stream_dtype) for shape in shapes)
+        )
+        self._native.step(
+            [(one.pages, one.window_pages, one.position, one.rows) for one in sequences],
+            [_array(tensor) for tensor in inputs],
+            [_array(tensor) for tensor in outputs],
+            threads=torch.get_num_threads() if threads is None else threads,
+            variant=variant,
+        )
+        return outputs
+
+
+def read_tensor(
+    filling: Filling,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    file: WeightsFile,
+    progress: Callable[[int], object] = lambda _: None,
+) -> torch.Tensor:
+    """Return a parameter: a matrix in bfloat16 if it is used in that type, all else in float32."""
+    halves = len(shape) > 1 and dtype is torch.bfloat16
+    tensor = torch.empty(tuple(shape), dtype=torch.bfloat16 if halves else torch.float32)
+    for name, view in filling.views(tensor, 1):
+        file.read_into(name, view, progress)
+    return tensor
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor's memory as the native code expects it: float32, or the bits of bfloat16."""
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

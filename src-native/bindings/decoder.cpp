@@ -1,0 +1,350 @@
+// The stages and heads of decoders for numpy arrays, without copies, and without the interpreter lock while they compute.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../decoder/stage.hpp"
+#include "arrays.hpp"
+#include "module.hpp"
+
+namespace py = pybind11;
+namespace decoder = pipeedge::decoder;
+
+namespace {
+
+using decoder::Half;
+using decoder::Matrix;
+using decoder::Type;
+using pipeedge::bindings::require;
+
+constexpr const char* kHalfType = "uint16 (the bits of bfloat16)";
+
+Type type_of(const std::string& name) {
+  if (name == "float32") return Type::kFloat32;
+  if (name == "bfloat16") return Type::kBfloat16;
+  if (name == "int8") return Type::kInt8;
+  throw py::value_error("there is no number type '" + name + "' here: float32, bfloat16 and int8 are possible");
+}
+
+decoder::Activation activation_of(const std::string& name) {
+  if (name == "none") return decoder::Activation::kNone;
+  if (name == "gelu") return decoder::Activation::kGelu;
+  if (name == "gelu_tanh") return decoder::Activation::kGeluTanh;
+  if (name == "relu") return decoder::Activation::kRelu;
+  if (name == "silu") return decoder::Activation::kSilu;
+  throw py::value_error("there is no activation '" + name + "' here");
+}
+
+decoder::HeadNorm head_norm_of(const std::string& name) {
+  if (name == "none") return decoder::HeadNorm::kNone;
+  if (name == "each") return decoder::HeadNorm::kEachHead;
+  if (name == "all") return decoder::HeadNorm::kAllHeads;
+  throw py::value_error("there is no norm of heads '" + name + "': none, each and all are possible");
+}
+
+std::size_t positive(py::ssize_t value, const char* name) {
+  if (value < 1) throw py::value_error(std::string(name) + " is " + std::to_string(value) + ": at least 1 is needed");
+  return static_cast<std::size_t>(value);
+}
+
+std::size_t not_negative(py::ssize_t value, const char* name) {
+  if (value < 0) throw py::value_error(std::string(name) + " is " + std::to_string(value) + ", below 0");
+  return static_cast<std::size_t>(value);
+}
+
+const decoder::Variant& variant_of(const std::optional<std::string>& name) {
+  if (!name) return decoder::best_variant();
+  const decoder::Variant* found = decoder::find_variant(*name);
+  if (found == nullptr) throw py::value_error("this processor has no variant '" + *name + "' of decoders");
+  return *found;
+}
+
+const void* values_of(const py::array& array, const char* name, Type stream, std::size_t size) {
+  if (stream == Type::kFloat32) {
+    require<float>(array, name, "float32", size, false);
+  } else {
+    require<Half>(array, name, kHalfType, size, false);
+  }
+  return array.data();
+}
+
+void* room_in(py::array& array, const char* name, Type stream, std::size_t size) {
+  if (stream == Type::kFloat32) {
+    require<float>(array, name, "float32", size, true);
+  } else {
+    require<Half>(array, name, kHalfType, size, true);
+  }
+  return array.mutable_data();
+}
+
+void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, const py::array& values) {
+  if (matrix.inputs() == 0) throw py::value_error("there is no " + name + " here");
+  if (values.ndim() != 2 || static_cast<std::size_t>(values.shape(1)) != matrix.inputs()) {
+    throw py::value_error(name + " is not a matrix of " + std::to_string(matrix.inputs()) + " inputs");
+  }
+  const auto count = static_cast<std::size_t>(values.shape(0));
+  const std::size_t from = not_negative(first, "the first row");
+  if (from > matrix.outputs() || count > matrix.outputs() - from) {
+    throw py::value_error(name + " has " + std::to_string(matrix.outputs()) + " outputs, fewer than are given");
+  }
+  const bool halves = !py::isinstance<py::array_t<float>>(values);
+  const void* data =
+      values_of(values, name.c_str(), halves ? Type::kBfloat16 : Type::kFloat32, count * matrix.inputs());
+  py::gil_scoped_release unlocked;
+  if (halves) {
+    matrix.pack(from, count, static_cast<const Half*>(data));
+  } else {
+    matrix.pack(from, count, static_cast<const float*>(data));
+  }
+}
+
+void fill_vector(std::vector<float>& vector, const std::string& name, py::ssize_t first, const py::array& values) {
+  const auto count = static_cast<std::size_t>(values.size());
+  require<float>(values, name.c_str(), "float32", count, false);
+  const std::size_t from = not_negative(first, "the first value");
+  vector.resize(std::max(vector.size(), from + count));
+  std::copy_n(static_cast<const float*>(values.data()), count, vector.begin() + static_cast<std::ptrdiff_t>(from));
+}
+
+/// Frequencies, factor, and, for dynamic scaling, the positions it begins behind, the base and the stretch.
+using Rotation = std::tuple<std::vector<float>, float, py::ssize_t, double, double>;
+/// Rotation, or -1, and window, or 0.
+using BlockShape = std::tuple<int, py::ssize_t>;
+using Pages = py::array_t<std::int32_t>;
+/// Pages, pages of windows, position of the first row, rows.
+using Rows = std::tuple<Pages, Pages, py::ssize_t, py::ssize_t>;
+
+class Stage {
+ public:
+  Stage(py::ssize_t hidden, py::ssize_t heads, py::ssize_t kv_heads, py::ssize_t head_size, py::ssize_t inner,
+        const std::string& weights, const std::string& stream, bool norm_centred, float eps,
+        const std::string& head_norm, bool gated, const std::string& activation, float scale, float score_cap,
+        float residual_scale, const std::vector<Rotation>& rotations, py::ssize_t temper_from, float temper,
+        const std::vector<BlockShape>& blocks, py::ssize_t first, py::ssize_t end, py::ssize_t pages,
+        py::ssize_t window_pages)
+      : stage_(make(hidden, heads, kv_heads, head_size, inner, weights, stream, norm_centred, eps, head_norm, gated,
+                    activation, scale, score_cap, residual_scale, rotations, temper_from, temper, blocks, first, end,
+                    pages, window_pages)) {}
+
+  void fill(py::ssize_t number, const std::string& name, py::ssize_t first, const py::array& values) {
+    if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
+      throw py::value_error("there is no block " + std::to_string(number));
+    }
+    decoder::Block& block = stage_.block(static_cast<std::size_t>(number));
+    const std::pair<const char*, Matrix*> matrices[] = {
+        {"qkv", &block.qkv}, {"proj", &block.proj}, {"gate", &block.gate}, {"up", &block.up}, {"down", &block.down}};
+    for (const auto& [own, matrix] : matrices) {
+      if (name == own) return fill_matrix(*matrix, name, first, values);
+    }
+    const std::pair<const char*, std::vector<float>*> vectors[] = {
+        {"qkv_bias", &block.qkv_bias},   {"proj_bias", &block.proj_bias},
+        {"gate_bias", &block.gate_bias}, {"up_bias", &block.up_bias},
+        {"down_bias", &block.down_bias}, {"attention_norm", &block.attention_norm},
+        {"mlp_norm", &block.mlp_norm},   {"attention_end", &block.attention_end},
+        {"mlp_end", &block.mlp_end},     {"query_norm", &block.query_norm},
+        {"key_norm", &block.key_norm}};
+    for (const auto& [own, vector] : vectors) {
+      if (name == own) return fill_vector(*vector, name, first, values);
+    }
+    throw py::value_error("a block has no '" + name + "'");
+  }
+
+  void step(const std::vector<Rows>& sequences, const std::vector<py::array>& inputs, std::vector<py::array> outputs,
+            py::ssize_t threads, const std::optional<std::string>& name) {
+    std::vector<decoder::Sequence> own;
+    std::size_t rows = 0;
+    for (const Rows& one : sequences) {
+      own.push_back(sequence_of(one));
+      rows += own.back().rows;
+    }
+    const Type stream = stage_.settings().stream;
+    const std::size_t hidden = stage_.settings().hidden;
+    const std::size_t first = stage_.first(), end = stage_.end();
+    if (inputs.size() != (stage_.has_skip_after(first) ? 2 : 1) ||
+        outputs.size() != (stage_.has_skip_after(end) ? 2 : 1)) {
+      throw py::value_error("the payload has another number of arrays");
+    }
+    decoder::Payload in;
+    decoder::Result out;
+    in.first = values_of(inputs[0], "the input", stream, rows * stage_.width_after(first));
+    if (inputs.size() > 1) in.second = values_of(inputs[1], "the second input", stream, rows * hidden);
+    out.first = room_in(outputs[0], "the output", stream, rows * stage_.width_after(end));
+    if (outputs.size() > 1) out.second = room_in(outputs[1], "the second output", stream, rows * hidden);
+    const decoder::Variant& variant = variant_of(name);
+    const std::size_t count = positive(threads, "threads");
+    py::gil_scoped_release unlocked;
+    const std::lock_guard<std::mutex> alone(mutex_);
+    stage_.step(variant, own, in, out, count);
+  }
+
+  std::size_t cache_bytes() const { return stage_.cache_bytes(); }
+  std::size_t weight_bytes() const { return stage_.weight_bytes(); }
+
+ private:
+  static decoder::Stage make(py::ssize_t hidden, py::ssize_t heads, py::ssize_t kv_heads, py::ssize_t head_size,
+                             py::ssize_t inner, const std::string& weights, const std::string& stream,
+                             bool norm_centred, float eps, const std::string& head_norm, bool gated,
+                             const std::string& activation, float scale, float score_cap, float residual_scale,
+                             const std::vector<Rotation>& rotations, py::ssize_t temper_from, float temper,
+                             const std::vector<BlockShape>& blocks, py::ssize_t first, py::ssize_t end,
+                             py::ssize_t pages, py::ssize_t window_pages) {
+    decoder::Settings settings;
+    settings.hidden = positive(hidden, "hidden");
+    settings.heads = positive(heads, "heads");
+    settings.kv_heads = positive(kv_heads, "kv_heads");
+    settings.head_size = positive(head_size, "head_size");
+    settings.inner = positive(inner, "inner");
+    if (settings.heads % settings.kv_heads != 0) throw py::value_error("heads is not a multiple of kv_heads");
+    settings.weights = type_of(weights);
+    settings.stream = type_of(stream);
+    if (settings.stream == Type::kInt8) throw py::value_error("hidden states are float32 or bfloat16");
+    settings.norm_centred = norm_centred;
+    settings.eps = eps;
+    settings.head_norm = head_norm_of(head_norm);
+    settings.gated = gated;
+    settings.activation = activation_of(activation);
+    settings.scale = scale;
+    settings.score_cap = score_cap;
+    settings.residual_scale = residual_scale;
+    settings.temper_from = not_negative(temper_from, "temper_from");
+    settings.temper = temper;
+    for (const auto& [frequencies, factor, dynamic_from, base, stretch] : rotations) {
+      if (2 * frequencies.size() > settings.head_size) throw py::value_error("more values are rotated than heads have");
+      decoder::Rotation rotation;
+      rotation.frequencies = frequencies;
+      rotation.factor = factor;
+      rotation.dynamic_from = not_negative(dynamic_from, "dynamic_from");
+      rotation.base = base;
+      rotation.stretch = stretch;
+      settings.rotations.push_back(rotation);
+    }
+    std::vector<decoder::Block> own;
+    for (const auto& [rotation, window] : blocks) {
+      decoder::Block block;
+      if (rotation >= static_cast<int>(rotations.size())) throw py::value_error("a block has an unknown rotation");
+      block.rotation = rotation;
+      block.window = not_negative(window, "window");
+      own.push_back(std::move(block));
+    }
+    const std::size_t from = not_negative(first, "first"), to = positive(end, "end");
+    if (from >= decoder::kLayers || from >= to || to > own.size() * decoder::kLayers) {
+      throw py::value_error("the layers are not those of the blocks");
+    }
+    return decoder::Stage(std::move(settings), std::move(own), from, to, not_negative(pages, "pages"),
+                          not_negative(window_pages, "window_pages"));
+  }
+
+  /// Checks that the pages that a step needs are there.
+  static void check_pages(const Pages& pages, std::size_t count, std::size_t pool, const char* name) {
+    require<std::int32_t>(pages, name, "int32", static_cast<std::size_t>(pages.size()), false);
+    if (static_cast<std::size_t>(pages.size()) < count) {
+      throw py::value_error(std::string(name) + " are " + std::to_string(pages.size()) + ", the rows need " +
+                            std::to_string(count));
+    }
+    for (py::ssize_t i = 0; i < pages.size(); ++i) {
+      const std::int32_t page = pages.data()[i];
+      if (page < 0 || static_cast<std::size_t>(page) >= pool) {
+        throw py::value_error(std::string(name) + " have number " + std::to_string(page) + " of a pool of " +
+                              std::to_string(pool));
+      }
+    }
+  }
+
+  decoder::Sequence sequence_of(const Rows& rows) const {
+    const auto& [pages, window_pages, position, count] = rows;
+    decoder::Sequence one;
+    one.position = not_negative(position, "a position");
+    one.rows = not_negative(count, "the number of rows");
+    const std::size_t needed = (one.position + one.rows + decoder::kPage - 1) / decoder::kPage;
+    check_pages(pages, stage_.attends(false) ? needed : 0, stage_.pages(), "pages");
+    check_pages(window_pages, stage_.attends(true) ? needed : 0, stage_.window_pages(), "pages of windows");
+    one.pages = pages.data();
+    one.page_count = static_cast<std::size_t>(pages.size());
+    one.window_pages = window_pages.data();
+    one.window_page_count = static_cast<std::size_t>(window_pages.size());
+    return one;
+  }
+
+  decoder::Stage stage_;
+  std::mutex mutex_;
+};
+
+class Head {
+ public:
+  Head(const std::string& weights, const std::string& stream, py::ssize_t hidden, py::ssize_t tokens, bool norm_centred,
+       float eps, float scale, float cap)
+      : head_(type_of(weights), type_of(stream), positive(hidden, "hidden"), positive(tokens, "tokens"), norm_centred,
+              eps, scale, cap) {}
+
+  void fill(const std::string& name, py::ssize_t first, const py::array& values) {
+    if (name == "weight") return fill_matrix(head_.matrix(), name, first, values);
+    if (name == "bias") return fill_vector(head_.bias(), name, first, values);
+    if (name == "norm") return fill_vector(head_.norm(), name, first, values);
+    throw py::value_error("a head has no '" + name + "'");
+  }
+
+  void score(const py::array& hidden, py::array& scores, py::ssize_t threads, const std::optional<std::string>& name) {
+    const std::size_t rows = static_cast<std::size_t>(hidden.size()) / head_.hidden();
+    const void* from = values_of(hidden, "hidden", head_.stream(), rows * head_.hidden());
+    require<float>(scores, "scores", "float32", rows * head_.matrix().outputs(), true);
+    auto* to = static_cast<float*>(scores.mutable_data());
+    const decoder::Variant& variant = variant_of(name);
+    const std::size_t count = positive(threads, "threads");
+    py::gil_scoped_release unlocked;
+    const std::lock_guard<std::mutex> alone(mutex_);
+    head_.score(variant, from, rows, to, count);
+  }
+
+  std::size_t weight_bytes() const { return head_.matrix().bytes(); }
+
+ private:
+  decoder::Head head_;
+  std::mutex mutex_;
+};
+
+std::vector<std::string> decoder_variants() {
+  std::vector<std::string> names;
+  for (const decoder::Variant& variant : decoder::variants()) names.emplace_back(variant.name);
+  return names;
+}
+
+}  // namespace
+
+void bind_decoder(py::module_& module) {
+  module.attr("DECODER_PAGE") = decoder::kPage;
+  module.def("decoder_variants", &decoder_variants, "Return the instruction sets that this processor supports.");
+  py::class_<Stage>(module, "DecoderStage", "Consecutive layers of a decoder, with their cache.")
+      .def(py::init<py::ssize_t, py::ssize_t, py::ssize_t, py::ssize_t, py::ssize_t, const std::string&,
+                    const std::string&, bool, float, const std::string&, bool, const std::string&, float, float, float,
+                    const std::vector<Rotation>&, py::ssize_t, float, const std::vector<BlockShape>&, py::ssize_t,
+                    py::ssize_t, py::ssize_t, py::ssize_t>(),
+           py::kw_only(), py::arg("hidden"), py::arg("heads"), py::arg("kv_heads"), py::arg("head_size"),
+           py::arg("inner"), py::arg("weights"), py::arg("stream"), py::arg("norm_centred"), py::arg("eps"),
+           py::arg("head_norm"), py::arg("gated"), py::arg("activation"), py::arg("scale"), py::arg("score_cap"),
+           py::arg("residual_scale"), py::arg("rotations"), py::arg("temper_from"), py::arg("temper"),
+           py::arg("blocks"), py::arg("first"), py::arg("end"), py::arg("pages"), py::arg("window_pages"))
+      .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"))
+      .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
+           py::arg("threads"), py::arg("variant") = py::none())
+      .def_property_readonly("cache_bytes", &Stage::cache_bytes)
+      .def_property_readonly("weight_bytes", &Stage::weight_bytes);
+  py::class_<Head>(module, "DecoderHead", "Last norm and head of a decoder.")
+      .def(py::init<const std::string&, const std::string&, py::ssize_t, py::ssize_t, bool, float, float, float>(),
+           py::kw_only(), py::arg("weights"), py::arg("stream"), py::arg("hidden"), py::arg("tokens"),
+           py::arg("norm_centred"), py::arg("eps"), py::arg("scale"), py::arg("cap"))
+      .def("fill", &Head::fill, py::arg("name"), py::arg("first"), py::arg("values"))
+      .def("score", &Head::score, py::arg("hidden"), py::arg("scores"), py::kw_only(), py::arg("threads"),
+           py::arg("variant") = py::none())
+      .def_property_readonly("weight_bytes", &Head::weight_bytes);
+}

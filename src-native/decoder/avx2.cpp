@@ -1,0 +1,55 @@
+#include <immintrin.h>
+
+#define PIPEEDGE_VECTOR_BYTES 32
+#define PIPEEDGE_PREFETCH 2048
+
+namespace pipeedge::decoder {
+namespace {
+
+typedef float Floats __attribute__((vector_size(PIPEEDGE_VECTOR_BYTES)));
+
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+
+}  // namespace
+}  // namespace pipeedge::decoder
+
+#include "kernels.inc"
+#include "variants.hpp"
+
+namespace pipeedge::decoder {
+namespace {
+
+constexpr size_t kTileRows = 2;
+
+/// vpmaddubsw needs one factor without sign and adds two products in 16 bits: |x| and w with the sign of x, of at most
+/// 127 each, cannot overflow it. The codes are made signed, so the sums begin with 0.
+struct SignedQuads {
+  static int32_t start(int32_t) { return 0; }
+  static void add(int32_t four, const Ints* columns, Ints* totals) {
+    const __m256i zero = _mm256_set1_epi8(static_cast<char>(kZero));
+    const __m256i x = _mm256_set1_epi32(four), size = _mm256_abs_epi8(x), ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) {
+      const __m256i w = _mm256_xor_si256(reinterpret_cast<__m256i>(columns[v]), zero);
+      const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w, x));
+      totals[v] += reinterpret_cast<Ints>(_mm256_madd_epi16(pairs, ones));
+    }
+  }
+};
+
+}  // namespace
+
+const Variant kAvx2 = {"avx2",
+                       {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
+                        {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+                        {1, multiply_rows<CodeProduct<SignedQuads>, 1>}},
+                       normalise,
+                       narrow,
+                       round,
+                       quantise,
+                       activate,
+                       cap,
+                       weigh,
+                       mix};
+
+}  // namespace pipeedge::decoder

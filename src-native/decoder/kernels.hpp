@@ -1,0 +1,116 @@
+// The loops of decoders, compiled once for each instruction set. Plain C++17, no I/O.
+//
+// Rows do not see each other: whatever computes a row computes each of its sums in one order, alone or in a tile with
+// other rows, for any number of threads. Sums of products go through the inputs from the first to the last.
+//
+//   a panel of the weights     32 outputs: for each unit of 4 bytes of inputs, the units of the 32 outputs
+//   a unit                     1 float32, 2 bfloat16, or 4 codes of 8 bits
+//   8 bits                     groups of 32 inputs: the scales of the 32 outputs, bfloat16, then 8 units
+//
+// The codes of weights are whole numbers from -127 to 127, stored plus 128; those of rows have a scale for each group
+// of 32 values. The products of a group are summed exactly, and then scaled and added in float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pipeedge::decoder {
+
+/// Outputs of a panel, and positions of a page of the cache.
+constexpr std::size_t kColumns = 32;
+/// Bytes of the inputs that are multiplied at once.
+constexpr std::size_t kUnit = 4;
+/// Inputs with a common scale in 8 bits.
+constexpr std::size_t kGroup = 32;
+/// Code that stands for zero among those of weights.
+constexpr int kZero = 128;
+/// Bytes of a group of a panel in 8 bits.
+constexpr std::size_t kGroupBytes = kColumns * sizeof(std::uint16_t) + kGroup * kColumns;
+/// Most rows that any variant multiplies at once.
+constexpr std::size_t kMostRows = 32;
+
+/// The bits of a bfloat16, which are the upper half of a float32's.
+using Half = std::uint16_t;
+
+/// Number types of weights. Those of the cache are the first two.
+enum class Type { kFloat32, kBfloat16, kInt8 };
+
+enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
+
+/// Rows of inputs in a number type, and the panel that they are multiplied by.
+struct Tile {
+  const char* rows = nullptr;
+  std::size_t row_stride = 0;            // bytes
+  const float* scales = nullptr;         // of the groups of a row, 8 bits only
+  const std::int32_t* starts = nullptr;  // -128 times the sum of the codes of each group, likewise
+  std::size_t group_stride = 0;          // groups from one row to the next
+  const char* panel = nullptr;
+  std::size_t units = 0;       // of 8 bits, whole groups
+  float* sums = nullptr;       // [rows, kColumns]
+  std::size_t sum_stride = 0;  // numbers
+  bool onto = false;           // whether products are added to sums that are there
+};
+
+/// Products with weights of one number type.
+struct Product {
+  /// Most rows of a tile.
+  std::size_t tile_rows;
+  void (*multiply)(const Tile& tile, std::size_t rows);
+  /// Called before the first of several products, and after the last one; or null. Tiles then are as large as they can
+  /// be, because another size costs time.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
+};
+
+/// Norm of a row of float32; none if `weight` is null.
+struct Norm {
+  const float* weight = nullptr;
+  const float* bias = nullptr;  // of a LayerNorm, or null
+  bool centred = false;         // a LayerNorm, not an RMSNorm
+  float eps = 0;
+};
+
+/// Scores of one row with the keys from a page's beginning on, and how they become weights.
+struct Scores {
+  float* values = nullptr;  // a multiple of kColumns, replaced by weights
+  std::size_t count = 0;
+  std::size_t begin = 0, end = 0;  // keys that the row attends to
+  float scale = 1;
+  float cap = 0;  // or 0
+};
+
+/// Weights of some rows on the values of a page.
+struct Mixture {
+  const float* weights = nullptr;
+  std::size_t weight_stride = 0;
+  const char* values = nullptr;  // [kColumns, width]
+  std::size_t width = 0;         // a multiple of kColumns
+  Type type = Type::kFloat32;
+  std::size_t begin = 0, end = 0;  // positions of the page
+  float* sums = nullptr;
+  std::size_t sum_stride = 0;
+};
+
+/// The loops, compiled for one instruction set.
+struct Variant {
+  const char* name;
+  /// By the number type of the weights.
+  Product products[3];
+  /// Writes the norm of a row.
+  void (*normalise)(const Norm& norm, const float* x, std::size_t width, float* out);
+  /// Rounds numbers to bfloat16: to their bits, or in place.
+  void (*narrow)(const float* x, std::size_t count, Half* out);
+  void (*round)(float* x, std::size_t count);
+  /// Writes the codes, scales and starts of a row, whose width is a multiple of kGroup.
+  void (*quantise)(const float* x, std::size_t width, std::int8_t* codes, float* scales, std::int32_t* starts);
+  /// Applies an activation in place, and multiplies by `factor` unless it is null.
+  void (*activate)(Activation activation, float* x, const float* factor, std::size_t count);
+  /// Replaces each x by cap * tanh(x / cap).
+  void (*cap)(float* x, float cap, std::size_t count);
+  /// Replaces scores by weights, of which the largest is 1, and returns their sum.
+  float (*weigh)(const Scores& scores);
+  /// Adds weighted values to the sums of `rows` rows.
+  void (*mix)(const Mixture& mixture, std::size_t rows);
+};
+
+}  // namespace pipeedge::decoder

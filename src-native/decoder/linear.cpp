@@ -1,0 +1,317 @@
+#include "linear.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#if defined(PIPEEDGE_DECODER_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "variants.hpp"
+
+namespace pipeedge::decoder {
+
+namespace {
+
+constexpr std::size_t kLine = 64;
+/// Size of a large page, and of memory for which one is worth while.
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+/// Units of inputs whose products are added before the next tile of rows, if there are many rows: those of a tile then
+/// stay in the first-level cache. A multiple of a group's.
+constexpr std::size_t kUnitsAtOnce = 512;
+/// Tiles of rows from which on there are many.
+constexpr std::size_t kManyTiles = 4;
+
+std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
+
+std::size_t values_of_unit(Type type) { return type == Type::kFloat32 ? 1 : type == Type::kBfloat16 ? 2 : kUnit; }
+
+float widened(Half half) {
+  const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/// The bits of the nearest bfloat16, ties to even; NaN for NaN.
+Half narrowed(float value) {
+  if (std::isnan(value)) return 0x7fc0;
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<Half>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/// The bits of the smallest bfloat16 that is not below a finite value above 0.
+Half narrowed_up(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<Half>((bits + 0xffff) >> 16);
+}
+
+#ifdef PIPEEDGE_DECODER_AMX
+/// Returns whether this processor has tiles of bfloat16, and the system lets this process use them.
+bool has_amx() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kFeatures = 7, kBf16 = 1U << 22, kTiles = 1U << 24;
+  if (__get_cpuid_count(kFeatures, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx & kBf16) == 0 || (edx & kTiles) == 0) return false;
+  constexpr int kAskPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0;
+}
+#endif
+
+std::vector<Variant> find_variants() {
+  std::vector<Variant> found;
+#ifdef PIPEEDGE_DECODER_X86
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq")) {
+    if (__builtin_cpu_supports("avx512vnni")) {
+      Variant vnni = kAvx512;
+      vnni.name = "avx512vnni";
+      vnni.products[static_cast<int>(Type::kInt8)] = kCodesAvx512;
+#ifdef PIPEEDGE_DECODER_BF16
+      if (__builtin_cpu_supports("avx512bf16")) {
+        Variant bf16 = vnni;
+        bf16.name = "avx512bf16";
+        bf16.products[static_cast<int>(Type::kBfloat16)] = kHalvesAvx512;
+        found.push_back(bf16);
+      }
+#endif
+#ifdef PIPEEDGE_DECODER_AMX
+      if (has_amx()) {
+        Variant amx = found.empty() ? vnni : found.front();
+        amx.name = "amxbf16";
+        amx.products[static_cast<int>(Type::kBfloat16)] = kHalvesAmx;
+        found.insert(found.begin(), amx);
+      }
+#endif
+      found.push_back(vnni);
+    }
+    found.push_back(kAvx512);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(kAvx2);
+#endif
+  found.push_back(kPortable);
+  return found;
+}
+
+}  // namespace
+
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> found = find_variants();
+  return found;
+}
+
+const Variant* find_variant(const std::string& name) {
+  for (const Variant& variant : variants()) {
+    if (variant.name == name) return &variant;
+  }
+  return nullptr;
+}
+
+const Variant& best_variant() { return variants().front(); }
+
+void Memory::Free::operator()(void* memory) const { std::free(memory); }
+
+Memory::Memory(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  // The system gives memory of zeros page by page, when it is first written.
+  const std::size_t alignment = bytes < kLargePage ? kLine : kLargePage;
+  block_.reset(std::calloc(bytes + alignment, 1));
+  if (block_ == nullptr) throw std::bad_alloc();
+  const std::size_t over = reinterpret_cast<std::uintptr_t>(block_.get()) % alignment;
+  data_ = static_cast<char*>(block_.get()) + (over == 0 ? 0 : alignment - over);
+#if defined(__linux__)
+  if (bytes >= kLargePage) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+void Operand::resize(Type type, std::size_t rows, std::size_t width) {
+  type_ = type;
+  rows_ = rows;
+  width_ = width;
+  padded_ = parts_of(width, kGroup) * kGroup;
+  // An odd number of cache lines, so that the rows of a tile do not compete for the same places in the cache.
+  stride_ = (parts_of(padded_ / values_of_unit(type) * kUnit, kLine) | 1) * kLine;
+  if (rows * stride_ > codes_.bytes()) codes_ = Memory(rows * stride_);
+  if (type == Type::kInt8) {
+    scales_.resize(rows * padded_ / kGroup);
+    starts_.resize(rows * padded_ / kGroup);
+  }
+}
+
+void Operand::set(const Variant& variant, std::size_t row, const float* x) {
+  char* to = codes_.data() + row * stride_;
+  switch (type_) {
+    case Type::kFloat32:
+      std::memcpy(to, x, width_ * sizeof(float));
+      std::memset(to + width_ * sizeof(float), 0, (padded_ - width_) * sizeof(float));
+      break;
+    case Type::kBfloat16:
+      variant.narrow(x, width_, reinterpret_cast<Half*>(to));
+      std::memset(to + width_ * sizeof(Half), 0, (padded_ - width_) * sizeof(Half));
+      break;
+    case Type::kInt8: {
+      const std::size_t groups = padded_ / kGroup, whole = width_ / kGroup;
+      auto* codes = reinterpret_cast<std::int8_t*>(to);
+      variant.quantise(x, whole * kGroup, codes, scales_.data() + row * groups, starts_.data() + row * groups);
+      if (whole < groups) {
+        float rest[kGroup] = {};
+        std::memcpy(rest, x + whole * kGroup, (width_ - whole * kGroup) * sizeof(float));
+        variant.quantise(rest, kGroup, codes + whole * kGroup, scales_.data() + row * groups + whole,
+                         starts_.data() + row * groups + whole);
+      }
+      break;
+    }
+  }
+}
+
+Tile Operand::tile(std::size_t row, std::size_t unit) const {
+  Tile tile;
+  tile.rows = codes_.data() + row * stride_ + unit * kUnit;
+  tile.row_stride = stride_;
+  if (type_ == Type::kInt8) {
+    tile.group_stride = padded_ / kGroup;
+    tile.scales = scales_.data() + row * tile.group_stride + unit * kUnit / kGroup;
+    tile.starts = starts_.data() + row * tile.group_stride + unit * kUnit / kGroup;
+  }
+  return tile;
+}
+
+Matrix::Matrix(Type type, std::size_t outputs, std::size_t inputs) : type_(type), outputs_(outputs), inputs_(inputs) {
+  memory_ = Memory(panels() * panel_bytes());
+}
+
+std::size_t Matrix::units() const {
+  const std::size_t padded = parts_of(inputs_, kGroup) * kGroup;  // as a tile of AMX needs it, too
+  return padded / values_of_unit(type_);
+}
+
+std::size_t Matrix::panel_bytes() const {
+  if (type_ == Type::kInt8) return units() * kUnit / kGroup * kGroupBytes;
+  return units() * kUnit * kColumns;
+}
+
+void Matrix::put(std::size_t output, const float* weights) {
+  char* panel = memory_.data() + output / kColumns * panel_bytes();
+  const std::size_t column = output % kColumns;
+  switch (type_) {
+    case Type::kFloat32:
+      for (std::size_t k = 0; k < inputs_; ++k) {
+        std::memcpy(panel + (k * kColumns + column) * kUnit, weights + k, sizeof(float));
+      }
+      break;
+    case Type::kBfloat16:
+      for (std::size_t k = 0; k < inputs_; ++k) {
+        const Half half = narrowed(weights[k]);
+        std::memcpy(panel + (k / 2 * kColumns + column) * kUnit + k % 2 * sizeof half, &half, sizeof half);
+      }
+      break;
+    case Type::kInt8:
+      for (std::size_t first = 0; first < inputs_; first += kGroup, panel += kGroupBytes) {
+        const std::size_t count = std::min(kGroup, inputs_ - first);
+        float largest = 0;
+        for (std::size_t k = 0; k < count; ++k) largest = std::max(largest, std::abs(weights[first + k]));
+        // The scale is rounded up before the codes are made with it, so that none exceeds 127.
+        const Half half = narrowed_up(std::max(largest / 127, 1e-30F));
+        const float scale = widened(half);
+        std::memcpy(panel + column * sizeof half, &half, sizeof half);
+        auto* codes = reinterpret_cast<std::uint8_t*>(panel + kColumns * sizeof half);
+        for (std::size_t k = 0; k < kGroup; ++k) {
+          const float code = k < count ? std::nearbyint(weights[first + k] / scale) : 0.0F;
+          codes[(k / kUnit * kColumns + column) * kUnit + k % kUnit] =
+              static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
+        }
+      }
+      break;
+  }
+}
+
+void Matrix::pack(std::size_t first, std::size_t count, const float* weights) {
+  for (std::size_t n = 0; n < count; ++n) put(first + n, weights + n * inputs_);
+}
+
+void Matrix::pack(std::size_t first, std::size_t count, const Half* weights) {
+  std::vector<float> row(inputs_);
+  for (std::size_t n = 0; n < count; ++n) {
+    for (std::size_t k = 0; k < inputs_; ++k) row[k] = widened(weights[n * inputs_ + k]);
+    put(first + n, row.data());
+  }
+}
+
+void Matrix::unpack(std::size_t output, float* weights) const {
+  const char* panel = memory_.data() + output / kColumns * panel_bytes();
+  const std::size_t column = output % kColumns;
+  for (std::size_t k = 0; k < inputs_; ++k) {
+    if (type_ == Type::kFloat32) {
+      std::memcpy(weights + k, panel + (k * kColumns + column) * kUnit, sizeof(float));
+    } else if (type_ == Type::kBfloat16) {
+      Half half;
+      std::memcpy(&half, panel + (k / 2 * kColumns + column) * kUnit + k % 2 * sizeof half, sizeof half);
+      weights[k] = widened(half);
+    } else {
+      const char* group = panel + k / kGroup * kGroupBytes;
+      Half half;
+      std::memcpy(&half, group + column * sizeof half, sizeof half);
+      const auto* codes = reinterpret_cast<const std::uint8_t*>(group + kColumns * sizeof half);
+      const int code = codes[(k % kGroup / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero;
+      weights[k] = static_cast<float>(code) * widened(half);
+    }
+  }
+}
+
+void Matrix::multiply(const Variant& variant, const Operand& rows, std::size_t begin, std::size_t end,
+                      std::size_t first, std::size_t last, float* sums, std::size_t stride) const {
+  const Product& product = variant.products[static_cast<int>(type_)];
+  const std::size_t count = end - begin, tiles = parts_of(count, product.tile_rows);
+  const std::size_t at_once = tiles < kManyTiles ? units() : kUnitsAtOnce;
+  const std::size_t unit_bytes =
+      type_ == Type::kInt8 ? kGroupBytes / (kGroup / kUnit) : kUnit * kColumns;  // with the scales, if any
+  if (product.begin != nullptr) product.begin();
+  for (std::size_t unit = 0; unit < units(); unit += at_once) {
+    for (std::size_t p = first; p < last; ++p) {
+      for (std::size_t t = 0; t < tiles; ++t) {
+        const bool even = product.begin == nullptr;
+        const std::size_t from = even ? count * t / tiles : t * product.tile_rows;
+        const std::size_t to = even ? count * (t + 1) / tiles : std::min(count, from + product.tile_rows);
+        Tile tile = rows.tile(begin + from, unit);
+        tile.panel = memory_.data() + p * panel_bytes() + unit * unit_bytes;
+        tile.units = std::min(at_once, units() - unit);
+        tile.sums = sums + from * stride + (p - first) * kColumns;
+        tile.sum_stride = stride;
+        tile.onto = unit > 0;
+        product.multiply(tile, to - from);
+      }
+    }
+  }
+  if (product.end != nullptr) product.end();
+}
+
+std::size_t Matrix::piece_panels(std::size_t rows, std::size_t threads) const {
+  constexpr std::size_t kFewRows = 32, kPiecesOfThread = 4, kPanels = 8;
+  if (rows > kFewRows) return kPanels;
+  // Few rows: each piece reads as much memory in one go as leaves every thread a few of them.
+  return std::max<std::size_t>(1, parts_of(panels(), threads * kPiecesOfThread));
+}
+
+std::size_t Matrix::pieces(std::size_t rows, std::size_t threads) const {
+  return parts_of(rows, kMostPieceRows) * parts_of(panels(), piece_panels(rows, threads));
+}
+
+Piece Matrix::piece(std::size_t rows, std::size_t threads, std::size_t number) const {
+  const std::size_t blocks = parts_of(rows, kMostPieceRows), width = piece_panels(rows, threads);
+  const std::size_t row = number % blocks * kMostPieceRows, panel = number / blocks * width;
+  return {row, std::min(kMostPieceRows, rows - row), panel, std::min(width, panels() - panel)};
+}
+
+}  // namespace pipeedge::decoder

@@ -1,0 +1,109 @@
+// Linear layers whose result for a row does not depend on the other rows. Plain C++17, no I/O.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace pipeedge::decoder {
+
+/// The variants that this processor supports, best first; the last is portable.
+const std::vector<Variant>& variants();
+
+/// Returns one of them by its name, or null.
+const Variant* find_variant(const std::string& name);
+
+/// The best of them.
+const Variant& best_variant();
+
+/// Memory that begins on a cache line, in large pages where the system has them.
+class Memory {
+ public:
+  /// Bytes of value 0.
+  explicit Memory(std::size_t bytes = 0);
+  char* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Free> block_;
+  char* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+/// Most rows of a piece: whole tiles of every variant.
+constexpr std::size_t kMostPieceRows = 192;
+
+/// Rows and columns of a product that one thread computes at a time.
+struct Piece {
+  std::size_t row, rows, panel, panels;
+};
+
+/// Rows of inputs in the form in which a product reads them.
+class Operand {
+ public:
+  /// Makes room for rows of `width` values for weights of `type`.
+  void resize(Type type, std::size_t rows, std::size_t width);
+
+  /// Converts one row.
+  void set(const Variant& variant, std::size_t row, const float* x);
+
+  Type type() const { return type_; }
+  std::size_t rows() const { return rows_; }
+  /// A tile from a row on, whose products begin with a unit.
+  Tile tile(std::size_t row, std::size_t unit) const;
+
+ private:
+  Type type_ = Type::kFloat32;
+  std::size_t rows_ = 0, width_ = 0, padded_ = 0, stride_ = 0;
+  Memory codes_;
+  std::vector<float> scales_;
+  std::vector<std::int32_t> starts_;
+};
+
+/// The weights of a linear layer, packed.
+class Matrix {
+ public:
+  Matrix() = default;
+  Matrix(Type type, std::size_t outputs, std::size_t inputs);
+
+  /// Packs weights [count, inputs] as outputs from `first` on. Halves are the bits of bfloat16.
+  void pack(std::size_t first, std::size_t count, const float* weights);
+  void pack(std::size_t first, std::size_t count, const Half* weights);
+
+  /// Writes the weights of an output as they are used.
+  void unpack(std::size_t output, float* weights) const;
+
+  /// Computes rows [begin, end) by panels [first, last), to `sums`, rows of which lie `stride` apart.
+  void multiply(const Variant& variant, const Operand& rows, std::size_t begin, std::size_t end, std::size_t first,
+                std::size_t last, float* sums, std::size_t stride) const;
+
+  /// Number of pieces into which a product with so many rows is divided for so many threads, and one of them. A piece
+  /// has at most `kMostPieceRows` rows.
+  std::size_t pieces(std::size_t rows, std::size_t threads) const;
+  Piece piece(std::size_t rows, std::size_t threads, std::size_t number) const;
+
+  Type type() const { return type_; }
+  std::size_t outputs() const { return outputs_; }
+  std::size_t inputs() const { return inputs_; }
+  std::size_t panels() const { return (outputs_ + kColumns - 1) / kColumns; }
+  std::size_t bytes() const { return memory_.bytes(); }
+
+ private:
+  std::size_t piece_panels(std::size_t rows, std::size_t threads) const;
+  std::size_t units() const;
+  std::size_t panel_bytes() const;
+  void put(std::size_t output, const float* weights);
+
+  Type type_ = Type::kFloat32;
+  std::size_t outputs_ = 0, inputs_ = 0;
+  Memory memory_;
+};
+
+}  // namespace pipeedge::decoder

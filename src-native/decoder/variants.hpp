@@ -1,0 +1,16 @@
+// The variants that are compiled, each in a file of its own with the options of its instruction set.
+#pragma once
+
+#include "kernels.hpp"
+
+namespace pipeedge::decoder {
+
+extern const Variant kPortable;
+extern const Variant kAvx2;
+extern const Variant kAvx512;
+/// Products of bfloat16 by AMX, and by AVX512-BF16, and of 8 bits by AVX512-VNNI.
+extern const Product kHalvesAmx;
+extern const Product kHalvesAvx512;
+extern const Product kCodesAvx512;
+
+}  // namespace pipeedge::decoder

@@ -1,0 +1,154 @@
+// Tests of decoders' kernels alone, for builds that Python tests do not cover: AddressSanitizer and UBSan. Python tests
+// compare the results of whole blocks with those of transformers.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../decoder/stage.hpp"
+
+namespace {
+
+using namespace pipeedge::decoder;
+
+int failures = 0;
+
+void check(bool holds, const std::string& what) {
+  if (holds) return;
+  ++failures;
+  std::cerr << "FAILED: " << what << '\n';
+}
+
+const char* name_of(Type type) {
+  return type == Type::kFloat32 ? "float32" : type == Type::kBfloat16 ? "bfloat16" : "int8";
+}
+
+std::vector<float> random_values(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 1000;
+  return values;
+}
+
+bool same_bits(const float* one, const float* other, std::size_t count) {
+  return std::memcmp(one, other, count * sizeof(float)) == 0;
+}
+
+/// A row alone has the bits that it has among others, and the product is that of the weights as they are stored.
+void test_product(Type type, std::size_t rows, std::size_t inputs, std::size_t outputs) {
+  const std::vector<float> weights = random_values(outputs * inputs, 1), x = random_values(rows * inputs, 2);
+  Matrix matrix(type, outputs, inputs);
+  matrix.pack(0, outputs, weights.data());
+  std::vector<float> stored(inputs);
+  for (const Variant& variant : variants()) {
+    const std::string what = std::string(variant.name) + " " + name_of(type) + " " + std::to_string(rows) + "x" +
+                             std::to_string(inputs) + "x" + std::to_string(outputs);
+    const std::size_t stride = matrix.panels() * kColumns;
+    Operand all;
+    all.resize(type, rows, inputs);
+    for (std::size_t r = 0; r < rows; ++r) all.set(variant, r, x.data() + r * inputs);
+    std::vector<float> found(rows * stride);
+    matrix.multiply(variant, all, 0, rows, 0, matrix.panels(), found.data(), stride);
+    bool close = true, alone_too = true;
+    for (std::size_t r = 0; r < rows; ++r) {
+      Operand one;
+      one.resize(type, 1, inputs);
+      one.set(variant, 0, x.data() + r * inputs);
+      std::vector<float> alone(stride);
+      matrix.multiply(variant, one, 0, 1, 0, matrix.panels(), alone.data(), stride);
+      alone_too = alone_too && same_bits(alone.data(), found.data() + r * stride, outputs);
+    }
+    const double margin = type == Type::kFloat32 ? 1e-5 : 2e-2;
+    for (std::size_t n = 0; n < outputs; ++n) {
+      matrix.unpack(n, stored.data());
+      for (std::size_t r = 0; r < rows; ++r) {
+        double wanted = 0;
+        for (std::size_t k = 0; k < inputs; ++k) {
+          wanted += static_cast<double>(stored[k]) * static_cast<double>(x[r * inputs + k]);
+        }
+        const double off = std::abs(wanted - static_cast<double>(found[r * stride + n]));
+        close = close && off <= margin * std::sqrt(static_cast<double>(inputs));
+      }
+    }
+    check(close, what + " is close");
+    check(alone_too, what + " is the same alone");
+  }
+}
+
+/// A chunk of rows gives the bits of its rows one after the other, in any number of threads.
+void test_steps(Type weights, std::size_t window, std::size_t head_size) {
+  const std::size_t rows = 70, hidden = 48, threads = 3, pages = 3;
+  const auto run = [&](const Variant& variant, std::size_t chunk, std::size_t in_threads) {
+    Settings settings;
+    settings.hidden = hidden;
+    settings.heads = 4;
+    settings.kv_heads = 2;
+    settings.head_size = head_size;
+    settings.inner = 40;
+    settings.weights = weights;
+    settings.stream = weights == Type::kFloat32 ? Type::kFloat32 : Type::kBfloat16;
+    settings.scale = 0.3F;
+    settings.score_cap = window == 0 ? 0.0F : 20.0F;
+    settings.eps = 1e-6F;
+    settings.rotations.resize(1);
+    settings.rotations[0].frequencies.assign(head_size / 2, 0.3F);
+    std::vector<Block> blocks(2);
+    for (Block& block : blocks) {
+      block.window = window;
+      block.rotation = 0;
+    }
+    Stage stage(settings, std::move(blocks), 0, 2 * kLayers, pages, pages);
+    for (std::size_t b = 0; b < 2; ++b) {
+      Block& block = stage.block(b);
+      unsigned seed = 3;
+      for (Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down}) {
+        const std::vector<float> values = random_values(matrix->outputs() * matrix->inputs(), seed++);
+        matrix->pack(0, matrix->outputs(), values.data());
+      }
+      block.attention_norm.assign(hidden, 1.0F);
+      block.mlp_norm.assign(hidden, 1.0F);
+    }
+    std::vector<float> x = random_values(rows * hidden, 9);
+    std::vector<Half> halves(rows * hidden);
+    variant.narrow(x.data(), halves.size(), halves.data());
+    const std::int32_t numbers[pages] = {2, 0, 1};
+    for (std::size_t row = 0; row < rows; row += chunk) {
+      Sequence one;
+      one.pages = one.window_pages = numbers;
+      one.page_count = one.window_page_count = pages;
+      one.position = row;
+      one.rows = std::min(chunk, rows - row);
+      void* at = weights == Type::kFloat32 ? static_cast<void*>(x.data() + row * hidden) : halves.data() + row * hidden;
+      stage.step(variant, {one}, {at, nullptr}, {at, nullptr}, in_threads);
+    }
+    std::vector<char> bytes(rows * hidden * (weights == Type::kFloat32 ? sizeof(float) : sizeof(Half)));
+    std::memcpy(bytes.data(), weights == Type::kFloat32 ? static_cast<void*>(x.data()) : halves.data(), bytes.size());
+    return bytes;
+  };
+  for (const Variant& variant : variants()) {
+    const std::vector<char> alone = run(variant, 1, 1);
+    for (const std::size_t chunk : {7, 33, 70}) {
+      check(run(variant, chunk, threads) == alone, std::string(variant.name) + " " + name_of(weights) + " chunks of " +
+                                                       std::to_string(chunk) + ", window " + std::to_string(window));
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Type type : {Type::kFloat32, Type::kBfloat16, Type::kInt8}) {
+    test_product(type, 1, 1, 1);
+    test_product(type, 5, 33, 31);
+    test_product(type, 70, 100, 65);
+    test_product(type, 200, 2100, 33);
+    test_steps(type, 0, 16);
+    test_steps(type, 5, 80);
+  }
+  std::cout << (failures == 0 ? "all passed" : std::to_string(failures) + " failed") << '\n';
+  return failures == 0 ? 0 : 1;
+}

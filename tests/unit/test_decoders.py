@@ -1,0 +1,192 @@
+"""Test decoders in one process against transformers: scores, greedy tokens, and bits of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from decoder_cases import CASES, greedy
+from effort import cases
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeedge import _native as native
+from pipeedge.base.errors import ModelError
+from pipeedge.decoding.loop import LocalDecoder
+from pipeedge.models import find_outline
+from pipeedge.models.decoder import DecoderModel, find_decoder
+from pipeedge.models.families.catalogue import parse_hf_config
+from pipeedge.models.families.decoder import DecoderOptions
+
+LONGEST = 130
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, transformers.PreTrainedModel]]:
+    root = tmp_path_factory.mktemp("decoders")
+    return {
+        name: (root / name, case.save(root / name, parts=number % 2 == 1))
+        for number, (name, case) in enumerate(CASES.items())
+    }
+
+
+def wanted_scores(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        scores: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return scores
+
+
+def found_scores(decoder: LocalDecoder, tokens: list[int], chunks: list[int]) -> torch.Tensor:
+    """Return the scores behind each token, which arrive in chunks, the last of them one by one."""
+    lists, parts, start = decoder.begin(), [], 0
+    try:
+        while start < len(tokens):
+            size = chunks[len(parts)] if len(parts) < len(chunks) else 1
+            parts.append(decoder.step([(lists, start, tokens[start : start + size])]))
+            start += size
+        return decoder.score(torch.cat(parts))
+    finally:
+        lists.give_back()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_are_those_of_transformers(
+    name: str, saved: dict[str, tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    directory, reference = saved[name]
+    model = find_decoder(directory)
+    tokens = torch.randint(1, 83, (LONGEST,), generator=torch.Generator().manual_seed(5)).tolist()
+    if (
+        "dynamic" in name
+    ):  # until the trained length, beyond which transformers rotates a prompt by its length
+        tokens = tokens[: model.config.max_positions]
+    wanted = wanted_scores(reference, tokens)
+    # Cuts within blocks, and chunks that end within pages.
+    found = found_scores(LocalDecoder(model, cuts=(1, 6, 11), context=256), tokens, [50, 3, 64])
+    assert float((found - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=cases(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_greedy_tokens_are_those_of_transformers(
+    name: str, saved: dict[str, tuple[Path, transformers.PreTrainedModel]], data: st.DataObject
+) -> None:
+    directory, reference = saved[name]
+    model = find_decoder(directory)
+    cuts = sorted(data.draw(st.sets(st.integers(1, model.n_layers - 1), max_size=2)))
+    prompt = data.draw(st.lists(st.integers(1, 82), min_size=1, max_size=90))
+    tokens, chunk = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 100))
+    decoder = LocalDecoder(model, cuts=cuts, context=128)
+    assert decoder.generate(prompt, tokens, chunk=chunk) == greedy(reference, prompt, tokens)
+
+
+def one_by_one(decoder: LocalDecoder, tokens: list[int]) -> torch.Tensor:
+    """Return the hidden states of a sequence whose tokens are computed one after the other."""
+    lists = decoder.begin()
+    try:
+        return torch.cat([decoder.step([(lists, place, [token])]) for place, token in enumerate(tokens)])
+    finally:
+        lists.give_back()
+
+
+ROWS_ALONE = ("llama3", "gemma2", "olmo2", "gpt2", "phi3-long", "gemma3")
+
+
+@pytest.fixture(scope="module")
+def decoders(
+    saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
+) -> dict[str, DecoderModel]:
+    return {name: find_decoder(saved[name][0]) for name in ROWS_ALONE}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("name", ROWS_ALONE)
+@settings(max_examples=cases(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rows_do_not_see_each_other(
+    name: str,
+    dtype: torch.dtype,
+    decoders: dict[str, DecoderModel],
+    data: st.DataObject,
+) -> None:
+    variant = data.draw(st.sampled_from(native.decoder_variants()))
+    sequences = data.draw(
+        st.lists(st.lists(st.integers(1, 82), min_size=1, max_size=70), min_size=1, max_size=6)
+    )
+    chunk, threads = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 3))
+    cut = data.draw(st.integers(1, decoders[name].n_layers - 1))
+    alone = LocalDecoder(decoders[name], dtype, context=96, threads=1, variant=variant)
+    wanted = [one_by_one(alone, tokens) for tokens in sequences]
+    together = LocalDecoder(
+        decoders[name], dtype, cuts=(cut,), context=96, sequences=6, threads=threads, variant=variant
+    )
+    lists = [together.begin() for _ in sequences]
+    found: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for start in range(0, max(map(len, sequences)), chunk):
+        going = [number for number, tokens in enumerate(sequences) if start < len(tokens)]
+        rows = [(lists[number], start, sequences[number][start : start + chunk]) for number in going]
+        hidden = together.step(rows).split([len(tokens) for _, _, tokens in rows])
+        for number, part in zip(going, hidden, strict=True):
+            found[number].append(part.clone())
+    for one, other in zip(wanted, found, strict=True):
+        joined = torch.cat(other)
+        assert torch.equal(one.view(torch.uint8), joined.view(torch.uint8))
+        assert torch.equal(alone.score(one[-1:]), together.score(joined)[-1:])
+
+
+def test_windows_keep_no_more_pages_than_they_need(
+    saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
+) -> None:
+    model = find_decoder(saved["mistral"][0])
+    assert set(model.config.own(DecoderOptions).windows) == {40}
+    decoder = LocalDecoder(model, context=256)
+    assert decoder.stages[0].cache_bytes == 3 * 3 * 32 * 2 * 2 * 32 * 4  # blocks, pages, positions, ...
+    decoder.generate([1] * 200, 2)
+
+
+def test_writing_a_position_twice_writes_the_same(
+    saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
+) -> None:
+    decoder = LocalDecoder(find_decoder(saved["gemma2"][0]), context=128)
+    lists, tokens = decoder.begin(), list(range(1, 60))
+    first = decoder.step([(lists, 0, tokens)])
+    decoder.step([(lists, 59, [7])])
+    again = decoder.step([(lists, 30, tokens[30:])])
+    assert torch.equal(first[30:], again)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2"])
+def test_other_number_types_stay_close(
+    name: str, dtype: torch.dtype, saved: dict[str, tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    directory, reference = saved[name]
+    tokens = list(range(1, 70))
+    wanted = wanted_scores(reference, tokens)
+    found = found_scores(LocalDecoder(find_decoder(directory), dtype, context=128), tokens, [64])
+    assert float((found - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_programs_refuse_a_decoder_in_one_line(
+    saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
+) -> None:
+    with pytest.raises(ModelError, match=r"generates text \(family llama\): such models are not run yet"):
+        find_outline(saved["llama2"][0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("mixtral", "a mixture of experts"),
+        ("qwen3_moe", "a mixture of experts"),
+        ("mamba2", "a model with recurrent layers"),
+        ("qwen2_vl", "a model with a vision or audio tower"),
+        ("gemma3", "a model with a vision or audio tower"),
+    ],
+)
+def test_other_kinds_of_decoders_are_named(kind: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"{reason}, which is not supported"):
+        parse_hf_config({"model_type": kind})
