@@ -7,6 +7,7 @@ including names and figures.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -59,13 +60,15 @@ def fits(quote: str, said: str) -> bool:
 def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with many mistakes."""
     here = tmp_path_factory.mktemp("trouble")
-    for folder in ("photos", "empty", "gpt", "metrics", "model"):
+    for folder in ("photos", "empty", "t5", "llama", "metrics", "model"):
         (here / folder).mkdir()
     for path in ROOT.glob("*.yml"):
         shutil.copy(path, here)
     (here / "photos" / "a.png").write_text("no picture")
     (here / "metrics" / "shard-rank0.csv").write_text("")
-    (here / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
+    (here / "t5" / "config.json").write_text('{"model_type": "t5"}')
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+    (here / "llama" / "config.json").write_text(json.dumps(llama))
     for path in DIGITS.weights_path().parent.iterdir():
         shutil.copy(path, here / "model")
     (here / "s.txt").write_text("a sentence\n")

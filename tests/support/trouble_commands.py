@@ -47,7 +47,10 @@ RUNTIME = {
     "no weights at ViT-B_16-224.npz; save_model_weights.py fetches those of the known models": "0 1",
     "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
-    "model_type 'gpt2' is not supported; supported are …": "0 1 -m ./gpt",
+    "model_type 't5' is not supported; supported are …": "0 1 -m ./t5",
+    "… generates text (family …): such models are not run yet; choose an encoder (docs/models.md)": (
+        "0 1 -m ./llama"
+    ),
     "https://example.org/a.png is a URL, and nothing is fetched: download it, and give the file": (
         "0 1 -m vit-digits --input https://example.org/a.png"
     ),

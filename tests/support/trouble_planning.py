@@ -457,7 +457,7 @@ def times_vary(patch: Patch) -> str:
         for layer in results.profile_data
     )
     measured = dataclasses.replace(results, profile_data=layers)
-    patch.setattr(profiling, "measure_layers", lambda *_: measured)
+    patch.setattr(profiling, "measure_model", lambda *_: measured)
     return profile(f"{MEASURE} -b 8 -o others.yml")
 
 

@@ -94,7 +94,7 @@ def test_attention_is_that_of_double_precision(
     before = qkv.clone()
     found = computed(qkv, heads, bias)
     # A result is a mean of values. Its weights change by the rounding of the scores, which grow with scale^2.
-    tolerance = scale * (2e-6 + 1e-6 * scale**2 if dtype is torch.float32 else 0.03)
+    tolerance = scale * (2e-6 + 3e-6 * scale**2 if dtype is torch.float32 else 0.03)
     torch.testing.assert_close(found.double(), oracle(qkv, heads, bias), rtol=0, atol=tolerance)
     assert found.dtype is dtype
     assert found.is_contiguous()

@@ -11,38 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutations import mutate_bytes, rounds
 
+from pipeedge.transport.place import TOKEN_BYTES
 from pipeedge.transport.tcp_hello import (
     ANSWER_BYTES,
-    JOIN_BYTES,
     LINK_HELLO_BYTES,
-    ROSTER_HEAD_BYTES,
-    TOKEN_BYTES,
     Answer,
-    GroupRoster,
     HelloError,
-    Join,
     LinkHello,
-    Place,
     Purpose,
     pack_answer,
     read_answer,
-    roster_length,
 )
 
 FUZZ_ROUNDS = rounds(500)
 WORDS = st.integers(0, (1 << 32) - 1)
 LONG = st.integers(0, (1 << 64) - 1)
-PLACES = st.builds(Place, st.ip_addresses().map(str), st.integers(1, (1 << 16) - 1))
 TOKENS = st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES)
 HELLOS = st.builds(LinkHello, TOKENS, LONG, st.sampled_from(Purpose), WORDS, WORDS, WORDS, LONG)
-ROSTERS = st.builds(GroupRoster, TOKENS, st.dictionaries(WORDS, PLACES, max_size=20))
-
-
-@given(WORDS, PLACES)
-def test_join_is_read_as_it_was_written(rank: int, place: Place) -> None:
-    message = Join(rank, place).pack()
-    assert len(message) == JOIN_BYTES
-    assert Join.unpack(message) == Join(rank, place)
 
 
 @given(HELLOS)
@@ -50,13 +35,6 @@ def test_hello_is_read_as_it_was_written(hello: LinkHello) -> None:
     message = hello.pack()
     assert len(message) == LINK_HELLO_BYTES
     assert LinkHello.unpack(message) == hello
-
-
-@given(ROSTERS)
-def test_roster_is_read_as_it_was_written(roster: GroupRoster) -> None:
-    message = roster.pack()
-    assert roster_length(message[:ROSTER_HEAD_BYTES]) == len(message)
-    assert GroupRoster.unpack(message) == roster
 
 
 @pytest.mark.parametrize("answer", Answer)
@@ -67,10 +45,7 @@ def test_answer_is_read_as_it_was_written(answer: Answer) -> None:
 
 
 READERS: dict[bytes, Callable[[bytes], object]] = {
-    Join(3, Place("10.0.0.1", 7000)).pack(): Join.unpack,
-    Join(3, Place("fd00::1", 7000)).pack(): Join.unpack,
     LinkHello(bytes(16), 7, Purpose.REPLIES, 3, 5, 1, 640).pack(): LinkHello.unpack,
-    GroupRoster(bytes(16), {3: Place("10.0.0.1", 1), 5: Place("fd00::1", 2)}).pack(): GroupRoster.unpack,
     pack_answer(Answer.ACCEPTED): read_answer,
 }
 
@@ -92,15 +67,9 @@ def test_damaged_introduction_is_refused_or_read_as_something_else(message: byte
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_no_introduction(data: bytes) -> None:
-    for read in (Join.unpack, LinkHello.unpack, GroupRoster.unpack, read_answer):
+    for read in (LinkHello.unpack, read_answer):
         with pytest.raises(HelloError):
             read(data)
-
-
-def test_roster_of_too_many_members_is_refused_by_its_head() -> None:
-    roster = GroupRoster(bytes(16), {rank: Place("10.0.0.1", 1) for rank in range(1025)})
-    with pytest.raises(HelloError, match="announces 1025 members, more than 1024"):
-        roster_length(roster.pack()[:ROSTER_HEAD_BYTES])
 
 
 def test_another_version_is_named() -> None:
