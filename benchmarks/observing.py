@@ -30,10 +30,10 @@ from local_ranks import wait_for
 from rich.console import Console
 from throughput import MODEL, PARTITION, RANKS, ROOT, prepare
 
-from pipeedge.control.liveness import StageWork
 from pipeedge.launch.main import free_port
 from pipeedge.observe.lanes import STAGE, Lane
 from pipeedge.observe.live import Display, Progress
+from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.timeline import LaneId, ThreadState
 
 

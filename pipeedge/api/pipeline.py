@@ -36,9 +36,9 @@ from pipeedge.api.ranks import LocalRanks
 from pipeedge.base.crew import Threads
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.machine import processors
+from pipeedge.base.ports import free_port
 from pipeedge.data import DataEnds
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
-from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment

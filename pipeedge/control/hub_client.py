@@ -24,7 +24,7 @@ from pipeedge.base.fields import encode
 from pipeedge.control.clocks import ClockMap
 from pipeedge.control.connection import Connection
 from pipeedge.control.hub_address import HubAddress, explain_refusal
-from pipeedge.control.liveness import Limits, RankStatus, StageWork, beat_interval_s
+from pipeedge.control.liveness import Limits, RankStatus, beat_interval_s
 from pipeedge.control.messages import (
     Abort,
     Beat,
@@ -51,6 +51,7 @@ from pipeedge.control.messages import (
 )
 from pipeedge.control.turns import Turns
 from pipeedge.control.uplink import Uplink
+from pipeedge.observe.metrics import StageWork
 from pipeedge.transport.place import Place
 
 __all__ = ["Callbacks", "HubClient"]

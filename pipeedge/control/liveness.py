@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from pipeedge.base.fields import Amount, Count, Name
+from pipeedge.observe.metrics import StageWork
 
 __all__ = [
     "Finding",
@@ -24,38 +25,11 @@ __all__ = [
     "RankStatus",
     "Silent",
     "Slow",
-    "StageWork",
     "Stalled",
     "Stuck",
     "beat_interval_s",
     "diagnose",
 ]
-
-
-class StageWork(Struct, frozen=True, array_like=True):
-    """Seconds that a stage has spent working and waiting until now."""
-
-    busy_s: Amount = 0.0
-    """Seconds spent decoding, computing and encoding."""
-    wait_input_s: Amount = 0.0
-    wait_link_s: Amount = 0.0
-    bits: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Bits per value on its outgoing link."""
-    items: Count = 0
-    """Number of items of the microbatches that it has finished."""
-    compute_s: Amount = 0.0
-    """Seconds spent computing them, without decoding and encoding."""
-    link_items: Count = 0
-    """Number of items that crossed its outgoing link, as far as receipts measure that."""
-    link_s: Amount = 0.0
-    """Seconds that they occupied the link."""
-    finished_s: Amount = 0.0
-    """Seconds from its start until it finished the latest of its ``items``."""
-
-    @property
-    def seconds(self) -> float:
-        """Total of all parts, in seconds."""
-        return self.busy_s + self.wait_input_s + self.wait_link_s
 
 
 class Loading(Struct, frozen=True, array_like=True):

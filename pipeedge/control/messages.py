@@ -38,7 +38,8 @@ from pipeedge.base.fields import (
     reader,
 )
 from pipeedge.control.failures import Failure
-from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.control.liveness import RankStatus
+from pipeedge.observe.metrics import StageWork
 from pipeedge.transport.place import Place
 
 __all__ = [

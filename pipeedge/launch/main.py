@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +18,7 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
 from pipeedge.base.interrupt import interrupt
 from pipeedge.base.machine import processors
+from pipeedge.base.ports import free_port
 from pipeedge.base.program import module_words, program_name
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.streams import end, pass_on, print_result, say
@@ -44,11 +42,9 @@ from pipeedge.request.parsing import OneLineParser, add_common
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 
-__all__ = ["LaunchRequest", "free_port", "launch_parser", "main", "parse_launch", "plan_launch"]
+__all__ = ["LaunchRequest", "launch_parser", "main", "parse_launch", "plan_launch"]
 
 PROGRAM = "pipeedge-launch"
-_PORTS = range(28672, 32768)
-"""Ports below the ephemeral ones of Linux, macOS and Windows."""
 _ASKING = MappingProxyType({LAUNCHED: "1"})
 """Environment variables of the ranks."""
 _SCRIPTS = {RUNTIME_MODULE: "runtime.py", DOCTOR_MODULE: "pipeedge-doctor"}
@@ -217,30 +213,6 @@ def _check(request: LaunchRequest) -> RunRequest:
 
 def _lacks(request: LaunchRequest, option: str) -> bool:
     return not any(argument == option or argument.startswith(f"{option}=") for argument in request.arguments)
-
-
-def free_port(addr: str) -> int:
-    """Return a port that is free at ``addr`` now; rank 0 reports it if another process takes it first.
-
-    It is not an ephemeral one, which the system could give to any connection before rank 0 listens.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(addr, 0, type=socket.SOCK_STREAM)[0]
-        for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
-            with socket.socket(family, kind) as probe:
-                try:
-                    probe.bind((address[0], port, *address[2:]))
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                    continue
-                return port
-    except OSError as error:
-        raise RequestError(
-            f"--addr {addr}: not an address of this machine, where --local starts all ranks "
-            f"({error.strerror})"
-        ) from error
-    raise RequestError(f"all ports from {_PORTS[0]} to {_PORTS[-1]} are in use: name another with --port")
 
 
 # --- the command line -------------------------------------------------------------------------------

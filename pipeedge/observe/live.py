@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeedge.base.wording import count, figure
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 
 if TYPE_CHECKING:  # rich takes a while to import, and a short run shows nothing
     from rich.console import Console, RenderableType

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pipeedge.base.fields import Count, Line, Name, Number
+from msgspec import Meta, Struct
+
+from pipeedge.base.fields import Amount, Count, Line, Name, Number
 
 __all__ = [
     "CSV_COLUMNS",
@@ -18,6 +20,7 @@ __all__ = [
     "NOT_MEASURED",
     "Scope",
     "StageStats",
+    "StageWork",
     "Tally",
     "Windows",
     "csv_row",
@@ -82,6 +85,32 @@ class StageStats:
     link_s: Number | None = None
     """Median seconds of a microbatch on the outgoing link, as measured at the receiving end, or None if
     that was not measured. The end of a send says little about the network, which buffers megabytes."""
+
+
+class StageWork(Struct, frozen=True, array_like=True):
+    """Seconds that a stage has spent working and waiting until now."""
+
+    busy_s: Amount = 0.0
+    """Seconds spent decoding, computing and encoding."""
+    wait_input_s: Amount = 0.0
+    wait_link_s: Amount = 0.0
+    bits: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Bits per value on its outgoing link."""
+    items: Count = 0
+    """Number of items of the microbatches that it has finished."""
+    compute_s: Amount = 0.0
+    """Seconds spent computing them, without decoding and encoding."""
+    link_items: Count = 0
+    """Number of items that crossed its outgoing link, as far as receipts measure that."""
+    link_s: Amount = 0.0
+    """Seconds that they occupied the link."""
+    finished_s: Amount = 0.0
+    """Seconds from its start until it finished the latest of its ``items``."""
+
+    @property
+    def seconds(self) -> float:
+        """Total of all parts, in seconds."""
+        return self.busy_s + self.wait_input_s + self.wait_link_s
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 
 __all__ = ["EpochState", "PipelineEvent", "PipelineState", "StageState"]
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 from pipeedge.plan.conditions import StageFigures
 
 __all__ = ["MANY_WINDOWS", "WINDOWS", "ChangeDetector", "WorkWindow", "WindowMaker", "items_per_s"]

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, TypeVar
 
-from pipeedge.control.liveness import Loading, RankStatus, StageWork
+from pipeedge.control.liveness import Loading, RankStatus
+from pipeedge.observe.metrics import StageWork
 
 __all__ = ["Activity", "Load"]
 

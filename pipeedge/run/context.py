@@ -19,9 +19,10 @@ import torch
 
 from pipeedge.base.crew import Crew, Threads
 from pipeedge.base.errors import DeadlineError
-from pipeedge.control.liveness import Limits, StageWork
+from pipeedge.control.liveness import Limits
 from pipeedge.control.messages import Prepare
 from pipeedge.models import Model
+from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.monitoring import Exporter
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.planning import Plan

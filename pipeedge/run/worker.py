@@ -25,9 +25,8 @@ from pipeedge.base.backpressure import PACKETS_WITH_RECEIPTS, SAMPLED_PACKETS
 from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.control.liveness import StageWork
 from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
-from pipeedge.observe.metrics import Tally
+from pipeedge.observe.metrics import StageWork, Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.pipeline_state import EpochState
 from pipeedge.serve.in_flight import QueueState
 

@@ -23,10 +23,10 @@ from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.interrupt import INTERRUPTED, ending_at_once, interrupt
 from pipeedge.base.machine import processors
+from pipeedge.base.ports import free_port
 from pipeedge.base.program import module_words, program_name
 from pipeedge.base.streams import end, log_warnings, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
-from pipeedge.launch.main import free_port
 from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment
 from pipeedge.request.files import STANDARD_INPUT

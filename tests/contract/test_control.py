@@ -35,9 +35,6 @@ from pipeedge.control.forms import Forms, Joining, Refusal
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.hub_client import Callbacks, HubClient
-from pipeedge.control.liveness import (
-    StageWork,
-)
 from pipeedge.control.messages import (
     FROM_HUB,
     TO_HUB,
@@ -57,6 +54,7 @@ from pipeedge.control.messages import (
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.control.uplink import Uplink
 from pipeedge.control.wire import ClearEnd
+from pipeedge.observe.metrics import StageWork
 from pipeedge.request.config import WorldRequest
 
 # --- numbers and texts of any size ------------------------------------------------------------------

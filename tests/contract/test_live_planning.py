@@ -17,8 +17,9 @@ from runtime_request import request
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.liveness import RankStatus, StageWork
+from pipeedge.control.liveness import RankStatus
 from pipeedge.models import find_model
+from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan

@@ -18,10 +18,7 @@ from pipeedge.base.errors import (
     PeerFailedError,
 )
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import (
-    RankStatus,
-    StageWork,
-)
+from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import (
     FROM_HUB,
     MAX_BYTES,
@@ -58,6 +55,7 @@ from pipeedge.control.messages import (
     WorkByRank,
     frame,
 )
+from pipeedge.observe.metrics import StageWork
 
 json_values = st.recursive(
     st.none()

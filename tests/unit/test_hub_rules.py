@@ -13,16 +13,14 @@ from rank_statuses import WAITING
 from wire_messages import plain
 
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.liveness import (
-    RankStatus,
-    StageWork,
-)
+from pipeedge.control.liveness import RankStatus
 from pipeedge.control.messages import (
     Hello,
     Verdict,
     Waiting,
 )
 from pipeedge.control.rules import HubState
+from pipeedge.observe.metrics import StageWork
 
 
 def test_a_run_from_hello_to_summary() -> None:

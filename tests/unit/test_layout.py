@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
 base       wording backpressure interrupt crew channel machine heap lazy_exports pacing
-           deferred_imports shapes payload errors archive fields files json_file json_types
+           deferred_imports shapes payload errors ports archive fields files json_file json_types
            schedule streams yamlfile yamledit program guard console
 request    parsing declared environment scheduling files keys http_options config profiled
            options
@@ -41,11 +41,11 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
+observe    metrics live timeline energy records lanes assembly trace monitoring pipeline_state
 control    clocks failures liveness load_deadline messages announcement roster attempts
            changing epochs epoch_member turns admission telemetry losses plans rank_watch
            rank_messages supervision rules wire
            connection callers hub hub_address uplink hub_client forms session
-observe    metrics live timeline energy records lanes assembly trace monitoring pipeline_state
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
            link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search

@@ -8,9 +8,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from pipeedge.control.liveness import StageWork
 from pipeedge.observe import live
 from pipeedge.observe.live import Display, Progress
+from pipeedge.observe.metrics import StageWork
 
 
 def test_rates_are_the_current_and_the_mean() -> None:

@@ -16,7 +16,7 @@ from live_cluster import WINDOW_S, LiveCluster, best_placing, gaussian, problem_
 from oracles.plan_costs import costs_of, kind_of, period_s
 
 from pipeedge.base.schedule import LayerRange
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 from pipeedge.plan.change_detection import WINDOWS, ChangeDetector, WindowMaker, WorkWindow, items_per_s
 from pipeedge.plan.conditions import Conditions, StageFigures, measured
 from pipeedge.plan.live_choice import LivePlanning

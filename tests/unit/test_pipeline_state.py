@@ -8,7 +8,7 @@ from clock import Clock
 
 from pipeedge.base.fields import LongLine
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
-from pipeedge.control.liveness import StageWork
+from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.pipeline_state import EpochState, PipelineState
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.in_flight import QueueState
