@@ -1,6 +1,5 @@
 """Input: the items to run, as microbatches of tensors that the model takes; and the results.
 
-model_inputs     properties of a model that matter for its inputs
 items            items that are decoded on request
 source           Items -> InputSource -> Microbatch, read ahead in separate threads
 images           images -> pixel_values; pictures decodes image files
@@ -17,7 +16,6 @@ protected_files  inputs that no output may replace
 
 from pipeedge.data.ends import DataEnds, ItemSource, ItemStream, ResultSink
 from pipeedge.data.items import Reading
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import open_input, open_run_input
 from pipeedge.data.source import Group, InputSource, InputStream, Microbatch, SkippedItem, read_threads
 from pipeedge.request.files import DEFAULT_ITEMS, InputRequest
@@ -32,7 +30,6 @@ __all__ = [
     "ItemSource",
     "ItemStream",
     "Microbatch",
-    "ModelInputs",
     "Reading",
     "ResultSink",
     "SkippedItem",

@@ -17,7 +17,7 @@ from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import count, excerpt, figure
 from pipeedge.data.items import Item
 from pipeedge.data.labels import MAX_LABEL, Classes
-from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.models.outline import Outline
 
 __all__ = ["ArrayItems"]
 
@@ -66,7 +66,7 @@ class ArrayItems:
         )
 
     @classmethod
-    def open(cls, path: Path, model: ModelInputs, limit: int | None = None) -> ArrayItems:
+    def open(cls, path: Path, model: Outline, limit: int | None = None) -> ArrayItems:
         """Check every array of ``path`` against ``model`` and read its first ``limit`` rows.
 
         ``pixel_values`` is floating point [items, channels, height, width]; ``input_ids``, ``attention_mask``
@@ -91,7 +91,7 @@ class ArrayItems:
         return cls._checked(path, arrays, model)
 
     @classmethod
-    def of(cls, name: str, arrays: Mapping[str, np.ndarray], model: ModelInputs) -> ArrayItems:
+    def of(cls, name: str, arrays: Mapping[str, np.ndarray], model: Outline) -> ArrayItems:
         """Return the rows of arrays in memory, checked like those of a file that is called ``name``.
 
         Raises:
@@ -106,7 +106,7 @@ class ArrayItems:
         return cls._checked(path, wanted, model)
 
     @classmethod
-    def _checked(cls, path: Path, arrays: dict[str, np.ndarray], model: ModelInputs) -> ArrayItems:
+    def _checked(cls, path: Path, arrays: dict[str, np.ndarray], model: Outline) -> ArrayItems:
         """Check the values of ``arrays``, whose headers fit, and return their rows."""
         rows = len(arrays[model.input_names[0]])
         if IDS in arrays and TYPES in model.input_names and TYPES not in arrays:
@@ -150,7 +150,7 @@ def _opened(path: Path) -> NpzArchive:
 
 
 def _check_headers(
-    path: Path, headers: Mapping[str, ArrayHeader], stored: Sequence[str], model: ModelInputs
+    path: Path, headers: Mapping[str, ArrayHeader], stored: Sequence[str], model: Outline
 ) -> None:
     """Compare shapes and number types with what ``model`` takes, before reading any data."""
     missing = [name for name in model.input_names if name not in headers]
@@ -208,7 +208,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def check_pixels(path: Path, header: ArrayHeader, model: ModelInputs) -> None:
+def check_pixels(path: Path, header: ArrayHeader, model: Outline) -> None:
     """Check that the array is floating point and has the model's image size."""
     size = (model.config.channels, *model.config.image_size)
     if len(header.shape) != 4 or header.shape[1:] != size:
@@ -223,7 +223,7 @@ def check_pixels(path: Path, header: ArrayHeader, model: ModelInputs) -> None:
         )
 
 
-def check_token_header(path: Path, name: str, header: ArrayHeader, model: ModelInputs) -> None:
+def check_token_header(path: Path, name: str, header: ArrayHeader, model: Outline) -> None:
     """Check that the array is integers [items, tokens] with as many tokens as the model takes."""
     if len(header.shape) != 2:
         shape = excerpt(list(header.shape))
@@ -238,7 +238,7 @@ def check_token_header(path: Path, name: str, header: ArrayHeader, model: ModelI
         )
 
 
-def check_tokens(path: Path, name: str, array: np.ndarray, model: ModelInputs) -> None:
+def check_tokens(path: Path, name: str, array: np.ndarray, model: Outline) -> None:
     """Check that values are in the model's range for ``name``."""
     if not len(array):
         return

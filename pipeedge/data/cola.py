@@ -15,8 +15,8 @@ from typing import Any
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.data.companions import companion_directories, hub_reachable
 from pipeedge.data.items import Items
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.text import Sentence, checked_row, open_tokenizer
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import InputRequest
 
 __all__ = ["cola_items"]
@@ -27,7 +27,7 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def cola_items(request: InputRequest, model: ModelInputs) -> Items:
+def cola_items(request: InputRequest, model: Outline) -> Items:
     """Return the sentences of a split of CoLA, tokenised for ``model``, with labels if the split has them.
 
     ``request.dataset_root`` is a copy of the hub's files (``cola/train-*.parquet``), or a folder into which

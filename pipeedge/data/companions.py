@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import InputRequest
 
 __all__ = ["companion_directories", "companion_file", "hub_reachable"]
 
 
-def companion_directories(request: InputRequest, model: ModelInputs) -> tuple[Path, ...]:
+def companion_directories(request: InputRequest, model: Outline) -> tuple[Path, ...]:
     """Return the directories to search, in order: the model's own, and that of its weights."""
     return tuple(
         directory for directory in (model.directory, request.companion_directory) if directory is not None

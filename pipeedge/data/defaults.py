@@ -16,8 +16,8 @@ import torch
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.data.images import ImageTransform, open_image
 from pipeedge.data.items import Item, Items, MemoryItems
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.text import Sentence, TokenItems, find_tokenizer
+from pipeedge.models.outline import Outline
 
 __all__ = ["asset", "default_digits", "default_photo", "default_sentences", "digits_fit"]
 
@@ -61,7 +61,7 @@ def default_photo(transform: ImageTransform) -> MemoryItems:
     return MemoryItems((item,), pixels=transform.table)
 
 
-def digits_fit(model: ModelInputs) -> bool:
+def digits_fit(model: Outline) -> bool:
     """Return whether ``model`` takes images like the shipped digits and distinguishes ten classes."""
     config = model.config
     return (config.channels, *config.image_size, config.num_labels) == (1, *DIGIT_SIZE, DIGIT_CLASSES)
@@ -86,7 +86,7 @@ def shipped_sentences() -> list[ShippedSentence]:
     ]
 
 
-def default_sentences(model: ModelInputs, directories: Iterable[Path]) -> Items:
+def default_sentences(model: Outline, directories: Iterable[Path]) -> Items:
     """Return a few sentences, as ids of the model's own tokenizer if this machine has it.
 
     Without a tokenizer, a model with BERT's uncased vocabulary gets the ids that ship with the package. For

@@ -33,7 +33,7 @@ from pipeedge.base.wording import printable
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, encode_picture, image_transform, is_image, open_image
 from pipeedge.data.items import Item, Items, JoinedItems
-from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import InputRequest
 
 __all__ = ["DevelopmentKit", "imagenet_items", "is_data_file"]
@@ -142,7 +142,7 @@ class DevelopmentKit:
         return cls(MappingProxyType(class_ids), validation_ids)
 
 
-def imagenet_items(request: InputRequest, model: ModelInputs) -> Items:
+def imagenet_items(request: InputRequest, model: Outline) -> Items:
     """Return the images of a split, with labels.
 
     Archives are extracted on first use. After an interruption, the next run continues where extraction

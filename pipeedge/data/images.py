@@ -27,7 +27,6 @@ from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
 from pipeedge.data.items import Item
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import (
     HEIF_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -38,6 +37,7 @@ from pipeedge.data.pictures import (
     needs_heif,
     open_image,
 )
+from pipeedge.models.outline import Outline
 
 __all__ = [
     "NO_MEMORY",
@@ -148,7 +148,7 @@ class ImageRecipe(ImageSizes):
         return PixelTable(torch.from_numpy((levels - mean) / std))
 
 
-def default_recipe(model: ModelInputs) -> ImageRecipe:
+def default_recipe(model: Outline) -> ImageRecipe:
     """Return the recipe of the model's family, for its image size.
 
     Images of other than three channels are resized, and their values are from -1 to 1.
@@ -314,7 +314,7 @@ def encode_picture(
     raise InputError(f"{name}: {NO_MEMORY}")
 
 
-def image_transform(model: ModelInputs, directories: Iterable[Path]) -> ImageTransform:
+def image_transform(model: Outline, directories: Iterable[Path]) -> ImageTransform:
     """Return the conversion of images to the model's input.
 
     It is the one described in the first of ``directories`` (or of the hub's local cache) that has a

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeedge.base.wording import excerpt, hint, printable
-from pipeedge.data.model_inputs import ModelInputs
+from pipeedge.models.outline import Outline
 
 __all__ = ["MAX_LABEL", "NO_CLASSES", "Classes"]
 
@@ -43,7 +43,7 @@ class Classes:
     """Names of the classes, if the model defines them."""
 
     @classmethod
-    def of(cls, model: ModelInputs) -> Classes:
+    def of(cls, model: Outline) -> Classes:
         """Return the classes of ``model``."""
         count = model.config.num_labels
         if model.output_kind != "logits" or count < 2:

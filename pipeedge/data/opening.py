@@ -25,12 +25,12 @@ from pipeedge.data.images import (
 )
 from pipeedge.data.items import Item, Items, JoinedItems, MemoryItems, RepeatedItems
 from pipeedge.data.labels import Classes
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.pictures import HEIF_SUFFIXES, INSTALL_HEIF, decode_image, url_of
 from pipeedge.data.selection import select
 from pipeedge.data.source import InputSource, none_readable
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow
 from pipeedge.data.text import Sentence, open_tokenizer, read_sentences
+from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import DEFAULT_ITEMS, STANDARD_INPUT, InputRequest
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 IMAGES, TEXT, ARRAYS = "images", "text", "arrays"
 
 
-def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
+def open_input(request: InputRequest, model: Outline) -> InputSource:
     """Open the input of a run of ``model``, ready to produce microbatches.
 
     Files are found and checked here as far as possible without decoding images, so that mistakes show before
@@ -59,7 +59,7 @@ def open_input(request: InputRequest, model: ModelInputs) -> InputSource:
     return InputSource(RepeatedItems(default_items(request, model), count))
 
 
-def open_run_input(request: RunRequest, model: ModelInputs) -> InputSource:
+def open_run_input(request: RunRequest, model: Outline) -> InputSource:
     """Open the input of a run; a tokenizer may lie beside the weights that the run names.
 
     Raises:
@@ -82,7 +82,7 @@ def first(items: Items, limit: int | None) -> range:
     return range(len(items) if limit is None else min(limit, len(items)))
 
 
-def default_items(request: InputRequest, model: ModelInputs) -> Items:
+def default_items(request: InputRequest, model: Outline) -> Items:
     """Return the input that ships with the package for ``model``."""
     directories = companion_directories(request, model)
     if model.takes_text:
@@ -92,7 +92,7 @@ def default_items(request: InputRequest, model: ModelInputs) -> Items:
     return default_photo(image_transform(model, directories))
 
 
-def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
+def open_dataset(request: InputRequest, model: Outline) -> InputSource:
     """Open a labelled data set: all of it or a part, possibly shuffled."""
     # Imported here because each needs a library that other runs do without.
     if request.dataset_name == "CoLA":
@@ -110,7 +110,7 @@ def open_dataset(request: InputRequest, model: ModelInputs) -> InputSource:
     return InputSource(items, order=select(request, len(items)), skip_bad=request.skip_bad_input)
 
 
-def path_items(request: InputRequest, model: ModelInputs) -> Items:
+def path_items(request: InputRequest, model: Outline) -> Items:
     """Return the items of ``request.paths``, in the order given."""
     given = expanded(request.paths)
     kinds = {path: kind_of(path, model) for path in given}
@@ -150,7 +150,7 @@ def path_items(request: InputRequest, model: ModelInputs) -> Items:
 
 
 def readable_rows(
-    paths: Sequence[Path], request: InputRequest, model: ModelInputs
+    paths: Sequence[Path], request: InputRequest, model: Outline
 ) -> list[list[Sentence | BadRow]]:
     """Return the rows of each file, as far as they are run.
 
@@ -171,7 +171,7 @@ def readable_rows(
     return found
 
 
-def array_items(paths: Sequence[Path], limit: int | None, model: ModelInputs) -> list[Items]:
+def array_items(paths: Sequence[Path], limit: int | None, model: Outline) -> list[Items]:
     """Open all files of arrays, without reading rows beyond the limit."""
     left, found = limit, list[Items]()
     for path in paths:
@@ -202,7 +202,7 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def kind_of(path: Path, model: ModelInputs) -> str:
+def kind_of(path: Path, model: Outline) -> str:
     """Return the kind of input at ``path``: images for a folder, what the model takes for standard input."""
     if path == STANDARD_INPUT:
         return TEXT if model.takes_text else IMAGES

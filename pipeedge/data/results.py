@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Protocol
 
 import torch
 
@@ -26,25 +25,10 @@ from pipeedge.data.row_documents import ClassDocuments, Documents, TokenDocument
 from pipeedge.data.row_formats import ArrayRows, CsvRows, JsonRows, RowFormat, TokenArrayRows
 from pipeedge.data.source import Microbatch
 from pipeedge.data.unfinished import Found, UnfinishedOutput
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_OUTPUT
 
-__all__ = ["Accuracy", "ResultModel", "ResultWriter", "check_output_path"]
-
-
-class ResultModel(Protocol):
-    """Properties of a model that matter for results; ``pipeedge.models.Model`` has them."""
-
-    @property
-    def name(self) -> str:
-        """Name as given by the user."""
-
-    @property
-    def labels(self) -> Sequence[str] | None:
-        """Names of the classes, or None if not known."""
-
-    @property
-    def output_kind(self) -> str:
-        """Kind of output: ``logits``, one value per class; ``tokens``, the same of each token; ``vector``."""
+__all__ = ["Accuracy", "ResultWriter", "check_output_path"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +70,7 @@ _DOCUMENTS: Mapping[str, type[Documents]] = MappingProxyType(
 )
 
 
-def _row_format(suffix: str, model: ResultModel) -> RowFormat:
+def _row_format(suffix: str, model: Outline) -> RowFormat:
     """Return the format of a file with one of the suffixes for the ``model``."""
     if suffix == ".csv":
         return CsvRows(model.labels)
@@ -96,7 +80,7 @@ def _row_format(suffix: str, model: ResultModel) -> RowFormat:
     return ParquetRows(documents) if suffix == ".parquet" else JsonRows(documents)
 
 
-def check_output_path(path: Path, model: ResultModel) -> None:
+def check_output_path(path: Path, model: Outline) -> None:
     """Check before a run that its results can be written.
 
     Raises:
@@ -149,7 +133,7 @@ class ResultWriter:
     def __init__(
         self,
         path: Path | None,
-        model: ResultModel,
+        model: Outline,
         expected_items: int | None,
         depends_on: Mapping[str, str] | None = None,
         found: Found | None = None,

@@ -21,10 +21,10 @@ from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, wide_encodin
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.items import Item, Items
 from pipeedge.data.labels import NO_CLASSES, Classes
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
 from pipeedge.data.tokenizer_files import TOKENIZER_FILE, check_tokenizer
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = [
@@ -213,7 +213,7 @@ class Tokenizer:
     """Tokenizer of transformers."""
     path: Path
     """File that it was read from."""
-    model: ModelInputs
+    model: Outline
     rules: SentenceRules = field(default_factory=SentenceRules)
     refused_characters: int | None = None
     """Number of characters of a sentence that must give as many tokens as the model takes, if more follow.
@@ -430,13 +430,13 @@ def _chunks(texts: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]
         yield part
 
 
-def find_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer | None:
+def find_tokenizer(model: Outline, directories: Iterable[Path]) -> Tokenizer | None:
     """Return the tokenizer in the first of ``directories`` that has one, or in the hub's local cache."""
     path = companion_file(model.name, directories, TOKENIZER_FILES)
     return None if path is None else read_tokenizer(path, model)
 
 
-def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer:
+def open_tokenizer(model: Outline, directories: Iterable[Path]) -> Tokenizer:
     """Return the model's tokenizer from this machine, else from the hub.
 
     Raises:
@@ -457,7 +457,7 @@ def open_tokenizer(model: ModelInputs, directories: Iterable[Path]) -> Tokenizer
     )
 
 
-def read_tokenizer(path: Path, model: ModelInputs) -> Tokenizer:
+def read_tokenizer(path: Path, model: Outline) -> Tokenizer:
     """Read the tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
     import_postponed()
     from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import

@@ -35,11 +35,11 @@ from pipeedge.data.images import (
     image_transform,
 )
 from pipeedge.data.items import Item
-from pipeedge.data.model_inputs import ModelInputs
 from pipeedge.data.opening import with_companions
 from pipeedge.data.pictures import decode_image, eight_bit, open_image, url_of
 from pipeedge.data.png import is_small_png
 from pipeedge.data.text import Sentence, Tokenizer, check_sentence, open_tokenizer
+from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 
 __all__ = ["Preparation"]
@@ -72,7 +72,7 @@ class Preparation:
 
     def __init__(
         self,
-        model: ModelInputs,
+        model: Outline,
         *,
         tokenizer: Tokenizer | None = None,
         transform: ImageTransform | None = None,
@@ -90,7 +90,7 @@ class Preparation:
         """Values that the bytes of images stand for, or None if items hold what the model takes."""
 
     @classmethod
-    def open(cls, request: RunRequest, model: ModelInputs, *, as_bytes: bool = True) -> Preparation:
+    def open(cls, request: RunRequest, model: Outline, *, as_bytes: bool = True) -> Preparation:
         """Return the preparation for a run, with the tokenizer or image processor of its model.
 
         Raises:
@@ -106,7 +106,7 @@ class Preparation:
             max_pixels=wanted.max_image_pixels,
         )
 
-    def for_strangers(self, model: ModelInputs) -> Preparation:
+    def for_strangers(self, model: Outline) -> Preparation:
         """Return the preparation for requests over a network, which may neither see paths nor take long.
 
         Args:

@@ -1,57 +1,73 @@
-"""Stand-ins for models, with only what reading their input needs."""
+"""Small models without weights, with what reading their input and writing their results needs; tokenizers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pipeedge.data.defaults import asset
-from pipeedge.models.families.deit import DEIT
-from pipeedge.models.families.vit import VIT
-from pipeedge.models.family import ImageDefaults
+from pipeedge.models.architecture import HeadKind, ImageInput, TextInput
+from pipeedge.models.known import KNOWN
+from pipeedge.models.outline import Outline
 
-TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-
-
-@dataclass(frozen=True)
-class FakeConfig:
-    image_size: tuple[int, int] = (0, 0)
-    interpolated: bool = False
-    channels: int = 0
-    vocab: int = 0
-    max_positions: int = 0
-    type_vocab: int = 0
-    num_labels: int = 0
+_PATCH = 16
+_KNOWN = {
+    "vit": KNOWN["google/vit-base-patch16-224"],
+    "deit": KNOWN["facebook/deit-base-distilled-patch16-224"],
+    "bert": KNOWN["bert-base-uncased"],
+}
 
 
-@dataclass(frozen=True)
-class FakeModel:
-    name: str
-    takes_text: bool
-    input_names: tuple[str, ...]
-    config: FakeConfig
-    image_defaults: ImageDefaults = VIT.image_defaults
-    directory: Path | None = None
-    labels: tuple[str, ...] | None = None
-    full_length: bool = False
-    output_kind: Literal["logits", "vector"] = "logits"
+def _model(family: str, directory: Path | None, **dimensions: Any) -> Outline:
+    known = _KNOWN[family]
+    config = replace(known.config, **dimensions)
+    return replace(known, name=f"local/{family}", directory=directory, config=config)
 
 
 def vit(
-    size: int = 224, channels: int = 3, *, family: str = "vit", directory: Path | None = None
-) -> FakeModel:
-    config = FakeConfig(image_size=(size, size), channels=channels, num_labels=1000)
-    defaults = {"vit": VIT, "deit": DEIT}[family].image_defaults
-    return FakeModel(f"local/{family}", False, ("pixel_values",), config, defaults, directory)
+    size: int = 224,
+    channels: int = 3,
+    *,
+    family: str = "vit",
+    directory: Path | None = None,
+    classes: int = 1000,
+) -> Outline:
+    patch = min(size, _PATCH)
+    images = ImageInput((size, size), (patch, patch), channels)
+    return _model(family, directory, input=images, num_labels=classes)
 
 
-def digits() -> FakeModel:
+def digits() -> Outline:
     """Return a stand-in for the model in the package."""
-    model = vit(8, 1, directory=asset("vit-digits"))
-    return replace(model, config=replace(model.config, num_labels=10))
+    return vit(8, 1, directory=asset("vit-digits"), classes=10)
 
 
-def bert(vocab: int = 30522, max_positions: int = 512, *, directory: Path | None = None) -> FakeModel:
-    config = FakeConfig(vocab=vocab, max_positions=max_positions, type_vocab=2, num_labels=2)
-    return FakeModel("local/bert", True, TEXT_INPUTS, config, directory=directory)
+def bert(
+    vocab: int = 30522,
+    max_positions: int = 512,
+    *,
+    type_vocab: int = 2,
+    directory: Path | None = None,
+    classes: int = 2,
+) -> Outline:
+    sentences = TextInput(vocab, max_positions, type_vocab)
+    return _model("bert", directory, input=sentences, head="classifier", num_labels=classes)
+
+
+def with_head(labels: tuple[str, ...] | None = None, head: HeadKind = "classifier") -> Outline:
+    """Return a model with this head, and with names of its classes."""
+    model = replace(bert(), name="a-model", labels=labels)
+    classes = 0 if head == "vector" else len(labels or "ab")
+    return replace(model, config=replace(model.config, head=head, num_labels=classes))
+
+
+def write_tokenizer(directory: Path, words: Sequence[str], *, second: int) -> None:
+    """Write a tokenizer of whole words that gives the second sentence of a pair the token type ``second``."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair=f"$A $B:{second}")
+    tokenizer.save(str(directory / "tokenizer.json"))

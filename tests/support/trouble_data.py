@@ -210,17 +210,15 @@ def two_columns_of_labels(patch: Patch) -> str:
     return read_pairs("text,label,label\na,0,1\n", "a.csv")
 
 
-@says("… has token types up to 1, but … has 1 type: it is the tokenizer of another model")
+@says("… has token types up to 2, but … has 2 types: it is the tokenizer of another model")
 def types_of_another_model(patch: Patch) -> str:
     Path("words").mkdir(exist_ok=True)
-    Path("words/vocab.txt").write_text("\n".join(VOCABULARY))
+    fake_models.write_tokenizer(Path("words"), VOCABULARY, second=2)
     Path("pairs.jsonl").write_text('["the cat", "sat"]\n')
-    model = fake_models.bert(directory=Path("words"))
-    one_type = dataclasses.replace(model, config=dataclasses.replace(model.config, type_vocab=1))
     request = parse_runtime(
         ["0", "1", "-m", "bert-base-uncased", "--input", "pairs.jsonl"], Environment()
     ).request
-    return refused(lambda: open_input(request.input, one_type))
+    return refused(lambda: open_input(request.input, fake_models.bert(directory=Path("words"))))
 
 
 @says("--input -: launched ranks have no standard input; give a file")

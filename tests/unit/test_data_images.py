@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_models import FakeModel, vit
+from fake_models import vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, features
@@ -28,6 +28,7 @@ from pipeedge.data.images import (
     open_image,
 )
 from pipeedge.data.pictures import IMAGE_SUFFIXES, eight_bit, is_image
+from pipeedge.models.outline import Outline
 
 # Both sides do the same arithmetic in float32, in another order: a few units in the last place of 1.
 TOLERANCE = 1e-6
@@ -71,7 +72,7 @@ def test_processors_make_images_of_another_size(
     usual = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "do_center_crop": True}
     write_processor(tmp_path, **{**usual, "resample": 3, **options})
     model = vit()
-    config = replace(model.config, image_size=(16, 20), interpolated=True)
+    config = model.config.of_image_size((16, 20))
     transform = image_transform(replace(model, config=config), [tmp_path])
     image = picture(20, 24)
     height, width = resized
@@ -317,7 +318,7 @@ class TestFiles:
             open_input(InputRequest(paths=(tmp_path,)), vit())
 
     @pytest.fixture
-    def some_bad(self, tmp_path: Path) -> tuple[Path, FakeModel]:
+    def some_bad(self, tmp_path: Path) -> tuple[Path, Outline]:
         saved(tmp_path, "0.png")
         (tmp_path / "1.jpg").write_bytes(b"this is no picture")
         (tmp_path / "2.png").write_bytes(b"")
@@ -326,12 +327,12 @@ class TestFiles:
         (tmp_path / "4.png").write_bytes(whole[: len(whole) // 2])
         return tmp_path, vit(8)
 
-    def test_an_unreadable_picture_is_named(self, some_bad: tuple[Path, FakeModel]) -> None:
+    def test_an_unreadable_picture_is_named(self, some_bad: tuple[Path, Outline]) -> None:
         folder, model = some_bad
         with pytest.raises(InputError, match=r"1.jpg: cannot be read as an image"):
             list(open_input(InputRequest(paths=(folder,)), model).microbatches(8))
 
-    def test_unreadable_pictures_are_left_out_and_reported(self, some_bad: tuple[Path, FakeModel]) -> None:
+    def test_unreadable_pictures_are_left_out_and_reported(self, some_bad: tuple[Path, Outline]) -> None:
         folder, model = some_bad
         source = open_input(InputRequest(paths=(folder,), skip_bad_input=True), model)
         (microbatch,) = source.microbatches(8)

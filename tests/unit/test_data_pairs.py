@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
 
 import pytest
-from fake_models import FakeModel, bert
+from fake_models import bert, write_tokenizer
 from small_models import VOCABULARY
 
 from pipeedge.base.errors import InputError, one_line
 from pipeedge.data import InputRequest, open_input
 from pipeedge.data.tables import BadRow
 from pipeedge.data.text import Sentence, read_sentences
+from pipeedge.models.outline import Outline
 
 PAIRS = [("the cat", "sat"), ("a mat", "the cat sat on"), ("day", "all day and all")]
 
@@ -26,7 +26,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def model(directory: Path, tokens: int = 24) -> FakeModel:
+def model(directory: Path, tokens: int = 24) -> Outline:
     return bert(len(VOCABULARY), tokens, directory=directory)
 
 
@@ -167,18 +167,17 @@ def test_long_pairs_lose_the_end_of_the_longer_sentence(
 def test_model_without_token_types_gets_none(tmp_path: Path, vocabulary: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(lines(*PAIRS))
-    plain = dataclasses.replace(model(vocabulary), input_names=("input_ids", "attention_mask"))
+    plain = bert(len(VOCABULARY), 24, type_vocab=0, directory=vocabulary)
     (microbatch,) = open_input(InputRequest(paths=(path,)), plain).microbatches(8)
     assert len(microbatch.payload) == 2
 
 
-def test_token_types_beyond_the_model_are_refused(tmp_path: Path, vocabulary: Path) -> None:
+def test_token_types_beyond_the_model_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(lines(*PAIRS))
-    typical = model(vocabulary)
-    one_type = dataclasses.replace(typical, config=dataclasses.replace(typical.config, type_vocab=1))
-    with pytest.raises(InputError, match="has token types up to 1, but local/bert has 1 type"):
-        open_input(InputRequest(paths=(path,)), one_type)
+    write_tokenizer(tmp_path, VOCABULARY, second=2)
+    with pytest.raises(InputError, match="has token types up to 2, but local/bert has 2 types"):
+        open_input(InputRequest(paths=(path,)), model(tmp_path))
 
 
 def test_options_of_columns_that_contradict() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_models import FakeConfig, FakeModel, bert
+from fake_models import bert, vit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -19,6 +19,7 @@ import pipeedge.data.imagenet
 from pipeedge.base.errors import InputError
 from pipeedge.data import InputRequest, InputSource, open_input
 from pipeedge.data.selection import select
+from pipeedge.models.outline import Outline
 
 # In the order of ILSVRC2012 ids, which is not the order of labels.
 CLASSES = ("n03000000", "n01000000", "n02000000")
@@ -27,9 +28,8 @@ TRUTH = (2, 1, 3, 3, 2)
 """The ILSVRC2012 id of each validation image."""
 
 
-def model(classes: int = 3) -> FakeModel:
-    config = FakeConfig(image_size=(8, 8), channels=3, num_labels=classes)
-    return FakeModel("local/vit", False, ("pixel_values",), config)
+def model(classes: int = 3) -> Outline:
+    return vit(8, classes=classes)
 
 
 def jpeg(value: int) -> bytes:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from fake_models import bert
+from fake_models import bert, with_head
 
 from pipeedge.data.labels import NO_CLASSES, Classes
 
@@ -79,6 +79,5 @@ def test_names_of_digits_in_a_table_may_be_another_classs_number(label: str, num
 def test_models_that_do_not_choose_have_no_classes() -> None:
     model = dataclasses.replace(bert(), labels=("no", "yes"))
     assert (Classes.of(model).count, Classes.of(model).names) == (2, ("no", "yes"))
-    single = dataclasses.replace(model, config=dataclasses.replace(model.config, num_labels=1))
-    vector = dataclasses.replace(model, output_kind="vector")
+    single, vector = bert(classes=1), with_head(head="vector")
     assert [Classes.of(each).count for each in (single, vector)] == [0, 0]

@@ -49,7 +49,7 @@ control    clocks failures liveness load_deadline messages announcement roster a
 plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
            link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
-data       sentence_rules tokenizer_files beginnings items source model_inputs labels png
+data       sentence_rules tokenizer_files beginnings items source labels png
            pictures selection tables unfinished row_documents row_formats parquet results
            ends arrays companions images text imagenet cola defaults opening
            protected_files fingerprint agreement

@@ -8,13 +8,14 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from fake_models import with_head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,15 +26,8 @@ from pipeedge.data.results import Accuracy, ResultWriter
 from pipeedge.data.row_formats import ArrayRows, RowFormat
 from pipeedge.data.source import Microbatch
 from pipeedge.data.unfinished import UnfinishedOutput
+from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_OUTPUT
-
-
-@dataclass(frozen=True)
-class Model:
-    labels: tuple[str, ...] | None = None
-    output_kind: str = "logits"
-    name: str = "a-model"
-
 
 SUFFIXES = (".csv", ".jsonl", ".npz", ".parquet")
 
@@ -51,14 +45,14 @@ def sentences(numbers: Sequence[int], *texts: str, tokens: Sequence[int] | None 
     return Microbatch((), (None,) * len(texts), sources, tuple(numbers), lengths, texts=texts)
 
 
-NAMED = Model(("zero", "one, or so", "two", "three", "four", "five"))
+NAMED = with_head(("zero", "one, or so", "two", "three", "four", "five"))
 OUTPUTS = torch.tensor(
     [[0.0, 3.0, 1.0, 2.0, -1.0, -2.0], [5.0, 5.5, -9.0, 0.0, 0.5, 0.25], [9.0, 8, 7, 6, 5, 4]]
 )
 
 
 def written(
-    path: Path, model: Model, *parts: tuple[torch.Tensor, Microbatch], expected: int | None = None
+    path: Path, model: Outline, *parts: tuple[torch.Tensor, Microbatch], expected: int | None = None
 ) -> Path:
     with ResultWriter(path, model, expected) as writer:
         for number, (outputs, items) in enumerate(parts):
@@ -75,7 +69,7 @@ def softmax(row: Sequence[float]) -> list[float]:
     return [math.exp(value) / total for value in row]
 
 
-TAGGER = Model(("O", "B-PER"), output_kind="tokens")
+TAGGER = with_head(("O", "B-PER"), "tokens")
 
 
 def tagged() -> tuple[tuple[torch.Tensor, Microbatch], ...]:
@@ -164,7 +158,7 @@ class TestFiles:
         assert tuple(json.loads(line)["text"] for line in lines.strip().split("\n")) == items.texts
 
     def test_csv_of_a_model_with_few_and_nameless_classes(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "out.csv", Model(), (torch.zeros(1, 2), pictures(0)))
+        path = written(tmp_path / "out.csv", with_head(), (torch.zeros(1, 2), pictures(0)))
         header, row = csv.reader(path.open(encoding="utf-8"))
         assert header == [
             "item",
@@ -191,18 +185,18 @@ class TestFiles:
 
     def test_single_output_is_a_score_by_itself(self, tmp_path: Path) -> None:
         outputs = torch.tensor([[-3.5], [7.25]])
-        path = written(tmp_path / "a.jsonl", Model(("relevant",)), (outputs, pictures(0, 1)))
+        path = written(tmp_path / "a.jsonl", with_head(("relevant",)), (outputs, pictures(0, 1)))
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert [row["top"] for row in rows] == [
             [{"class": 0, "name": "relevant", "score": value}] for value in (-3.5, 7.25)
         ]
-        path = written(tmp_path / "a.csv", Model(), (outputs, pictures(0, 1)))
+        path = written(tmp_path / "a.csv", with_head(), (outputs, pictures(0, 1)))
         with path.open(newline="") as file:
             assert [row["score_1"] for row in csv.DictReader(file)] == ["-3.5", "7.25"]
         assert Accuracy().with_outputs(outputs, [0, 1]) == Accuracy()
 
     def test_jsonl_is_valid_json_for_nan_outputs(self, tmp_path: Path) -> None:
-        path = written(tmp_path / "out.jsonl", Model(), (torch.full((1, 2), math.nan), pictures(0)))
+        path = written(tmp_path / "out.jsonl", with_head(), (torch.full((1, 2), math.nan), pictures(0)))
 
         def refuse(text: str) -> None:
             raise AssertionError(text)
@@ -223,7 +217,7 @@ class TestFiles:
     def test_npz_of_vectors_without_labels(self, tmp_path: Path) -> None:
         outputs = torch.randn(4, 3, 2, dtype=torch.bfloat16)
         path = written(
-            tmp_path / "out.npz", Model(output_kind="vector"), (outputs, pictures(0, 1, 2, 3)), expected=4
+            tmp_path / "out.npz", with_head(head="vector"), (outputs, pictures(0, 1, 2, 3)), expected=4
         )
         with np.load(path) as arrays:
             assert arrays.files == ["outputs", "items"]
@@ -232,7 +226,7 @@ class TestFiles:
     def test_vectors_are_the_same_in_every_format(self, tmp_path: Path) -> None:
         outputs = torch.randn(3, 5, generator=torch.Generator().manual_seed(2)) * 1e-3
         batch = sentences((0, 2, 3), "a", "zwei", "c")
-        model = Model(output_kind="vector")
+        model = with_head(head="vector")
         lines = written(tmp_path / "o.jsonl", model, (outputs, batch)).read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         table = pyarrow.parquet.read_table(written(tmp_path / "o.parquet", model, (outputs, batch)))
@@ -247,15 +241,15 @@ class TestFiles:
 
     def test_a_vector_of_nan_is_null_in_json(self, tmp_path: Path) -> None:
         outputs = torch.tensor([[[math.nan, 1.5], [-math.inf, 0.1]]])
-        path = written(tmp_path / "o.jsonl", Model(output_kind="vector"), (outputs, pictures(0)))
+        path = written(tmp_path / "o.jsonl", with_head(head="vector"), (outputs, pictures(0)))
         assert json.loads(path.read_text())["vector"] == [[None, 1.5], [None, 0.1]]
-        path = written(tmp_path / "o.parquet", Model(output_kind="vector"), (outputs, pictures(0)))
+        path = written(tmp_path / "o.parquet", with_head(head="vector"), (outputs, pictures(0)))
         (row,) = pyarrow.parquet.read_table(path).to_pylist()
         assert row["vector"][1] == [-math.inf, pytest.approx(0.1)]
 
     @pytest.mark.parametrize(("model", "parts"), [(NAMED, two_parts()), (TAGGER, tagged())])
     def test_parquet_has_what_lines_of_json_have(
-        self, tmp_path: Path, model: Model, parts: Sequence[tuple[torch.Tensor, Microbatch]]
+        self, tmp_path: Path, model: Outline, parts: Sequence[tuple[torch.Tensor, Microbatch]]
     ) -> None:
         lines = written(tmp_path / "o.jsonl", model, *parts).read_text(encoding="utf-8").splitlines()
         rows = pyarrow.parquet.read_table(written(tmp_path / "o.parquet", model, *parts)).to_pylist()
@@ -309,8 +303,8 @@ class TestFiles:
             )
         ]
         for suffix in SUFFIXES:
-            one = written(folder / f"one{suffix}", Model(), (outputs, pictures(*numbers)))
-            many = written(folder / f"many{suffix}", Model(), *parts)
+            one = written(folder / f"one{suffix}", with_head(), (outputs, pictures(*numbers)))
+            many = written(folder / f"many{suffix}", with_head(), *parts)
             assert one.read_bytes() == many.read_bytes()
 
 
@@ -408,7 +402,7 @@ class TestPaths:
 
     def test_a_table_has_no_room_for_vectors(self, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=r"a-model gives vectors.* \.jsonl, \.npz and \.parquet only"):
-            ResultWriter(tmp_path / "out.csv", Model(output_kind="vector"), None)
+            ResultWriter(tmp_path / "out.csv", with_head(head="vector"), None)
 
     def test_parquet_without_its_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
