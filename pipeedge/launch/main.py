@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
@@ -94,7 +93,7 @@ def main() -> NoReturn:
         code = _launch(sys.argv[1:])
 
     program = program_name(PROGRAM)
-    status = guard(program, launch, verbose="--verbose" in _split_options(sys.argv[1:])[0])
+    status = guard(program, launch, verbose="--verbose" in _split_options(launch_parser(), sys.argv[1:])[0])
     end(program, status or code)
 
 
@@ -217,8 +216,6 @@ def _lacks(request: LaunchRequest, option: str) -> bool:
 
 # --- the command line -------------------------------------------------------------------------------
 
-_FLAGS = ("--print", "--plain", "--doctor", "--verbose", "--version", "--help", "-h")
-_WITH_VALUE = ("--local", "--hosts", "--python", "--directory", "--user", "--ssh")
 _DEVICES = ("-sd", "--sched-dev-file")
 _ENDED = "--"
 
@@ -230,10 +227,11 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
         RequestError: An option or a value is invalid.
         SystemExit: After ``--help``.
     """
-    own, arguments = _split_options(argv)
+    parser = launch_parser()
+    own, arguments = _split_options(parser, argv)
     if argv[len(own) : len(own) + 1] != [_ENDED] and _ENDED in arguments:
         own = list(argv[: argv.index(_ENDED)])  # everything before it is the launcher's, known or not
-    parsed = launch_parser().parse_args(own)
+    parsed = parser.parse_args(own)
     devices: Path | None = parsed.sched_dev_file
     if devices is not None and not _names_devices(arguments) and _schedules(arguments):
         arguments = [*arguments, "-sd", str(devices)]
@@ -268,19 +266,11 @@ def parse_launch(argv: Sequence[str]) -> LaunchRequest:
     )
 
 
-def _split_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_options(parser: OneLineParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the launcher's options, which come first, from the runtime's; ``--`` between them is optional."""
-    index = 0
-    while index < len(argv):
-        name, is_assigned, _ = argv[index].partition("=")
-        if argv[index] in _FLAGS or (is_assigned and name in (*_WITH_VALUE, *_DEVICES)):
-            index += 1
-        elif argv[index] in (*_WITH_VALUE, *_DEVICES):
-            index += 2
-        else:
-            break
-    rest = list(argv[index:])
-    return list(argv[:index]), rest[1:] if rest[:1] == [_ENDED] else rest
+    own = parser.leading_words(argv)
+    rest = list(argv[own:])
+    return list(argv[:own]), rest[1:] if rest[:1] == [_ENDED] else rest
 
 
 def _names_devices(arguments: Sequence[str]) -> bool:
@@ -313,7 +303,7 @@ def _remote_python() -> str:
     return str(executable.relative_to(here)) if executable.is_relative_to(here) else str(executable)
 
 
-def launch_parser() -> argparse.ArgumentParser:
+def launch_parser() -> OneLineParser:
     """Return the parser of ``pipeedge-launch``."""
     program, runtime = program_name(PROGRAM), program_name("runtime.py")
     parser = OneLineParser(

@@ -60,6 +60,19 @@ class OneLineParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown[0]!r}")
         return parsed
 
+    def leading_words(self, args: Sequence[str]) -> int:
+        """Return the number of words before the first that is no option of this parser, or its value."""
+        takes_value = {
+            name: action.nargs != 0 for action in self._option_actions() for name in action.option_strings
+        }
+        place = 0
+        while place < len(args):
+            name, is_assigned, _ = args[place].partition("=")
+            if name not in takes_value:
+                break
+            place += 2 if takes_value[name] and not is_assigned else 1
+        return place
+
     def _unknown_option(self, args: Sequence[str]) -> str | None:
         """Return the first of ``args`` that has the form of an option and is none, or None."""
         known = {name for action in self._option_actions() for name in action.option_strings}
