@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
@@ -118,54 +117,14 @@ class Asker:
         """Wait for the answers for ``timeout_s`` seconds, as ``answers`` does."""
         if not items:
             raise InputError("the request has no inputs")
-        queue = self.service.queue
-        question = _Question(queue, items, prepare, timeout_s, self._clock)
-        answers = question.answers
-        # The loop is woken once, when the last answer is there: every time costs as much as a small answer.
-        # Only a request of several parts needs to be woken for each.
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-
-        def wake(_: object = None) -> None:
-            with suppress(RuntimeError):  # the server has ended, and with it the loop
-                loop.call_soon_threadsafe(changed.set)
-
-        left = asyncio.ensure_future(_disconnected(request))
-        left.add_done_callback(lambda _: changed.set())
-
-        async def wait_for(is_true: Callable[[], object]) -> None:
-            """Wait until ``is_true``, or until there is nothing to wait for."""
-            while not (is_true() or answers.complete or left.done()):
-                await changed.wait()
-                changed.clear()
-
-        try:
+        with _Question(self.service.queue, request, items, prepare, timeout_s, self._clock) as question:
             with anyio.move_on_after(question.left_s):
-                answers.when_complete(wake)
-                for first in range(0, items, queue.part_size):
-                    part = range(first, min(first + queue.part_size, items))
-                    is_last = part.stop == items
-                    if not queue.reserve(answers, len(part), wake):
-                        await wait_for(lambda: answers.reserved)
-                    if answers.complete or left.done():
-                        break
-                    if quick:
-                        question.ask(part)
-                        continue
-                    asked = self._workers.submit(question.ask, part)
-                    asked.add_done_callback(functools.partial(_wake_if_over, wake, is_last))
-                    await wait_for(functools.partial(_is_over, asked, is_last))
-                    if asked.done():
-                        asked.result()
-                await wait_for(lambda: False)
-            if answers.complete:
-                return answers
-            if left.done():
+                await question.answered(None if quick else self._workers)
+            if question.answers.complete:
+                return question.answers
+            if question.client_left:
                 raise HttpError(408, "the client has left", close=True)
             raise question.late()
-        finally:
-            left.cancel()
-            question.give_up()
 
     def _timeout(self, request: Request) -> float:
         text = request.headers.get(_DEADLINE_HEADER)
@@ -199,10 +158,18 @@ class Asker:
 
 
 class _Question:
-    """What a request asks, until it is given up.
+    """What a request asks, until it is answered or given up. A context manager, for the event loop.
+
+        answered     part by part: room for it ──> ask, in a thread ──> ... ──> the last answer
+        until        waits for one of these, or for what ends the question: all answers, or the client leaves
+        wake         called by any thread when one of them may have come
+
+    The loop is woken once, when the last answer is there: every time costs as much as a small answer. Only a
+    request of several parts needs to be woken for each.
 
     Args:
         queue: The queue.
+        request: The request, whose client may leave.
         items: Number of items.
         prepare: Decodes or tokenises what is asked about.
         timeout_s: Seconds from now within which the request must be answered, preparation included.
@@ -217,22 +184,95 @@ class _Question:
     def __init__(
         self,
         queue: RequestQueue,
+        request: Request,
         items: int,
         prepare: Prepare,
         timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._queue = queue
+        self._items = items
         self._prepare: Prepare | None = prepare
         self._timeout_s = timeout_s
         self._clock = clock
         self._deadline_s = clock() + timeout_s
         self.answers = queue.open(items, timeout_s=timeout_s)
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._leaving = asyncio.ensure_future(_disconnected(request))
+        self._leaving.add_done_callback(lambda _: self._changed.set())
+
+    def __enter__(self) -> _Question:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Have nothing prepared, asked or computed any more.
+
+        Threads that are busy find the question only later, so it lets go of the content of the request.
+        """
+        self._leaving.cancel()
+        self._prepare = None
+        self.answers.cancel()
 
     @property
     def left_s(self) -> float:
         """Number of seconds until the deadline."""
         return self._deadline_s - self._clock()
+
+    @property
+    def client_left(self) -> bool:
+        """Whether the client has left."""
+        return self._leaving.done()
+
+    async def answered(self, workers: Executor | None) -> None:
+        """Ask part by part, and wait until all is answered, or the client has left.
+
+        Args:
+            workers: Threads that prepare, or None to do it here.
+
+        Raises:
+            InputError: Something cannot be read.
+        """
+        self.answers.when_complete(self.wake)
+        for first in range(0, self._items, self._queue.part_size):
+            part = range(first, min(first + self._queue.part_size, self._items))
+            if not self._queue.reserve(self.answers, len(part), self.wake):
+                await self.until(lambda: self.answers.reserved)
+            if self._is_over:
+                return
+            if workers is None:
+                self.ask(part)
+            else:
+                await self._ask_in_thread(workers, part)
+        await self.until(lambda: False)
+
+    async def _ask_in_thread(self, workers: Executor, part: range) -> None:
+        """Have a thread ask; return when the next part can follow, or once all is answered."""
+        asked = workers.submit(self.ask, part)
+        is_last = part.stop == self._items
+
+        def goes_on() -> bool:
+            return asked.done() and (not is_last or asked.cancelled() or asked.exception() is not None)
+
+        asked.add_done_callback(lambda _: self.wake() if goes_on() else None)
+        await self.until(goes_on)
+        if asked.done():
+            asked.result()
+
+    async def until(self, happened: Callable[[], object]) -> None:
+        """Wait until ``happened``, or until there is nothing to wait for."""
+        while not (happened() or self._is_over):
+            await self._changed.wait()
+            self._changed.clear()
+
+    def wake(self) -> None:
+        """Let ``until`` look again; called by any thread."""
+        with suppress(RuntimeError):  # the server has ended, and with it the loop
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.answers.complete or self.client_left
 
     def ask(self, part: range) -> None:
         """Prepare some items, and have them wait for the pipeline.
@@ -251,27 +291,9 @@ class _Question:
             raise self.late()
         self._queue.put(self.answers, found, part.start)
 
-    def give_up(self) -> None:
-        """Have nothing prepared, asked or computed any more.
-
-        Threads that are busy find the question only later, so it lets go of the content of the request.
-        """
-        self._prepare = None
-        self.answers.cancel()
-
     def late(self) -> ExpiredError:
         """Return the error of a request that was not answered in time."""
         return ExpiredError(f"the request was not answered within {self._timeout_s:g} s")
-
-
-def _is_over(asked: Future[None], is_last: bool) -> bool:
-    """Return whether the loop has to go on after a part was asked: with the next one, or as it has failed."""
-    return asked.done() and (not is_last or asked.cancelled() or asked.exception() is not None)
-
-
-def _wake_if_over(wake: Callable[[], None], is_last: bool, asked: Future[None]) -> None:
-    if _is_over(asked, is_last):
-        wake()
 
 
 async def _disconnected(request: Request) -> None:
