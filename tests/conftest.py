@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import tiers
 from effort import cases
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from small_models import save_small_models
 
 if TYPE_CHECKING:
@@ -44,13 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     tiers.install()
     # How long an example takes says something of the machine alone. What fails is printed to be tried again,
-    # not kept for later runs, which shall not depend on earlier ones.
+    # not kept for later runs, which shall not depend on earlier ones. Examples are not explained: tracing
+    # takes minutes where a model computes, and the failure would end as a timeout without its example.
     settings.register_profile(
         "any machine",
         max_examples=cases(100, 2),
         deadline=None,
         database=None,
         print_blob=True,
+        phases=set(Phase) - {Phase.explain},
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("any machine")

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from documents import DOCS, PAGES, Page, commands, console_steps, fits
 from places import ROOT
+from waiting import LIMIT_S
 
 import pipeedge
 from pipeedge.auction.options import parse_auction
@@ -44,7 +45,7 @@ def _sched_pipeline(argv: Sequence[str]) -> None:
     """Check options: the program parses them in order and stops at --version, before it reads files."""
     program = shutil.which("sched-pipeline", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     done = subprocess.run(
-        [program or "sched-pipeline", *argv, "--version"], capture_output=True, text=True, timeout=60
+        [program or "sched-pipeline", *argv, "--version"], capture_output=True, text=True, timeout=LIMIT_S
     )
     print(done.stdout)
     if done.returncode:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
@@ -16,7 +17,6 @@ from pipeedge.transport.frame import FrameError
 from pipeedge.transport.p2p_links import P2PReceiver, P2PSender, P2PShipment, brief
 
 LINK = Link(3, 5, (TensorSpec((2, 3), torch.float32),))
-LIMIT_S = 60.0
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.0.0.1]:4"
 
 

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from places import ROOT
 from profiles import content, write_results
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.schedule import LayerRange
@@ -111,7 +112,7 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     plan = json.loads(scheduled.stdout)
     for stage in plan["schedule"]:

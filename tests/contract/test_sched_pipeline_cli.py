@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 from sched_program import DEVICES, MIB, MODELS, TYPES, Cluster, run, with_types, written
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import SpecError
 from pipeedge.models.dtypes import find_dtype, stream_dtype
@@ -627,11 +628,11 @@ def test_the_version_is_the_package_s() -> None:
 def test_it_calls_itself_by_the_name_it_was_started_with(called: str, name: str) -> None:
     program = find_executable()
     refused = subprocess.run(
-        [called, "--formt"], executable=program, capture_output=True, text=True, timeout=60, check=False
+        [called, "--formt"], executable=program, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert refused.stderr == f"{name}: error: unknown option --formt; did you mean --format?\n"
     shown = subprocess.run(
-        [called, "--help"], executable=program, capture_output=True, text=True, timeout=60, check=False
+        [called, "--help"], executable=program, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert shown.stdout.startswith(f"Usage: {name} [OPTION]...\n")
     assert f"  {name} -m google/vit-large-patch16-224 --explain\n" in shown.stdout

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from mutations import mutate_bytes, rounds
-from transport_cycles import ADDR, LIMIT_S, SPECS, in_thread, listen_all, open_all, receive_all, send
-from waiting import until
+from transport_cycles import ADDR, SPECS, in_thread, listen_all, open_all, receive_all, send
+from waiting import LIMIT_S, until
 
 from pipeedge.base.backpressure import LINK_WINDOW
 from pipeedge.base.crew import Closed

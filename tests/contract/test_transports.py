@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import psutil
 import pytest
 from transport_cycles import ADDR, SPECS, cycle, gloo_store, in_thread, listen_all, open_all
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
@@ -23,7 +23,6 @@ from pipeedge.transport.rpc import RpcTransport
 from pipeedge.transport.tcp import TcpEndpoint, TcpTransport
 
 CYCLES = 10
-LIMIT_S = 30.0
 LINK = Link(3, 5, SPECS)
 
 

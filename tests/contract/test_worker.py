@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from clock import Clock
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
@@ -22,8 +22,6 @@ from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Link, Packet, Receipt, Rendezvous
 from pipeedge.transport.loopback import LocalLink, LoopbackTransport
-
-LIMIT_S = 10.0
 
 
 @pytest.fixture(autouse=True)

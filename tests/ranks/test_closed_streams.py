@@ -14,6 +14,7 @@ from places import ROOT, RUNTIME
 from ports import free_port
 from processes import environment
 from saved_reports import simulated_body
+from waiting import LIMIT_S
 
 from pipeedge.base.interrupt import INTERRUPTED
 from pipeedge.cli.commands import COMMANDS
@@ -35,7 +36,7 @@ def test_a_run_needs_no_standard_streams(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert (done.stdout, done.stderr) == ("0\n0\n", "")
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
@@ -51,7 +52,7 @@ def test_run_survives_a_reader_that_goes_away(tmp_path: Path, quick_python: Path
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 41
@@ -66,7 +67,7 @@ def printed_rows(script: str, folder: Path, python: Path, *options: str) -> subp
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
 
 
@@ -128,7 +129,7 @@ def test_report_survives_a_reader_that_goes_away(tmp_path: Path) -> None:
         env={**environment(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "run.html").exists()

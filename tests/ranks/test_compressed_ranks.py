@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import yaml
 from places import ASSETS
-from processes import DEADLINE_S, run_world
+from processes import run_world
 from safetensors.torch import load_file, save_file
 from shipped_model import DIGITS, heldout
 from stages_in_memory import run
+from waiting import LIMIT_S
 
 from pipeedge.base.payload import specs_bytes
 from pipeedge.base.schedule import Schedule
@@ -135,14 +136,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Callable[[
 def test_real_ranks(
     world: Callable[[Path], None], played: dict[Callable[[Path], None], Future[None]]
 ) -> None:
-    played[world].result(timeout=2 * DEADLINE_S)
+    played[world].result(timeout=2 * LIMIT_S)
 
 
 def test_all_transports_give_the_same_bits(
     played: dict[Callable[[Path], None], Future[None]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for world in (over_p2p, over_rpc, over_tcp):
-        played[world].result(timeout=2 * DEADLINE_S)
+        played[world].result(timeout=2 * LIMIT_S)
     base = tmp_path_factory.getbasetemp()
     folders = [base / f"over_{comm}0" for comm in ("p2p", "rpc", "tcp")]
     assert len({np.load(folder / "o.npz")["outputs"].tobytes() for folder in folders}) == 1

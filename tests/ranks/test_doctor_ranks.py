@@ -12,6 +12,7 @@ import pytest
 from networks import make_network
 from ports import free_port
 from processes import Ended, Programs
+from waiting import LIMIT_S
 
 from pipeedge.models import DIGITS
 from pipeedge.plan.spec_files import load_neighbors
@@ -72,7 +73,7 @@ def drop(name: str, *rule: str) -> None:
     done = subprocess.run(
         [*inside(name), "iptables", "-A", "INPUT", "-i", "eth0", *rule, "-j", "DROP"],
         capture_output=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     if done.returncode:
@@ -95,7 +96,7 @@ def test_fault_no_machine_there(cable: tuple[str, str], tmp_path: Path) -> None:
 
 
 def test_fault_interface_down(cable: tuple[str, str], tmp_path: Path) -> None:
-    subprocess.run(["ip", "-n", cable[0], "link", "set", "eth0", "down"], timeout=60, check=True)
+    subprocess.run(["ip", "-n", cable[0], "link", "set", "eth0", "down"], timeout=LIMIT_S, check=True)
     end = examined(tmp_path, {0: cable[0]}, 1, "-s", "eth0")[0]
     assert "problem  interface rank 0: -s/--socket-ifname eth0: the interface is down" in end.out
     assert end.status == 2
@@ -122,7 +123,7 @@ def slow_down(name: str, rate: str) -> bool:
         f"class add dev eth0 parent 1: classid 1:1 htb rate {rate} burst 16k",
     ):
         done = subprocess.run(
-            [*inside(name), "tc", *arguments.split()], capture_output=True, timeout=60, check=False
+            [*inside(name), "tc", *arguments.split()], capture_output=True, timeout=LIMIT_S, check=False
         )
         if done.returncode:
             return False

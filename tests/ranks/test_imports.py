@@ -11,8 +11,8 @@ import pytest
 from places import ROOT
 from ports import free_port
 from processes import environment
+from waiting import LIMIT_S
 
-LIMIT_S = 60
 COMPUTING = {"torch", "numpy", "safetensors", "PIL"}
 SHOWING = {"rich", "jinja2"}
 NEVER = {"transformers", "datasets", "scipy", "matplotlib", "prometheus_client"}

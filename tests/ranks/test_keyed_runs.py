@@ -143,7 +143,7 @@ def test_a_key_from_standard_input_reaches_the_run_that_follows_an_auction(
         input=key.read_text(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -155,5 +155,5 @@ def test_openssl_finds_a_key_valid_at_any_time(key: Path, seconds: int) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl program")
     command = ["openssl", "verify", "-attime", str(seconds), "-CAfile", key, key]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.stdout == f"{key}: OK\n", done.stderr

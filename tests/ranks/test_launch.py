@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 from ports import free_port
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.interrupt import INTERRUPTED
@@ -36,7 +36,6 @@ from pipeedge.launch.commands import (
 from pipeedge.launch.supervisor import ExitLimits, Output, Supervisor
 from pipeedge.request.environment import BEGINS
 
-LIMIT_S = 40.0
 TIMEOUT = ("--timeout", "20")
 """Timeout of the ranks in seconds: a rank that is stuck must report it before the test gives up."""
 
@@ -86,7 +85,7 @@ def test_both_shells_preserve_arguments(
     with done, ended_after(done, 20):
         assert done.stdout is not None
         shown = done.stdout.read()
-        assert done.wait(timeout=60) == 0
+        assert done.wait(timeout=LIMIT_S) == 0
     assert shown == repr([str(place), "0", "1", *arguments]) + "\n"
 
 
@@ -147,7 +146,9 @@ def test_control_characters_in_a_shown_command_are_escaped() -> None:
     word = "a\x1b[2J'b\\é c"
     shown = RankCommand(0, ("printf", "%s", word)).shown()
     assert shown.isprintable()
-    printed = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True, timeout=60)
+    printed = subprocess.run(
+        ["bash", "-c", shown], capture_output=True, text=True, check=True, timeout=LIMIT_S
+    )
     assert printed.stdout == word
 
 
@@ -428,7 +429,7 @@ def test_ctrl_c_stops_all_ranks_quietly() -> None:
         ranks = children(process.pid)
         time.sleep(1.5)  # anywhere between the imports and the run
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == 130
@@ -534,7 +535,7 @@ def test_a_remote_rank_stops_when_its_connection_closes(tmp_path: Path) -> None:
         until((tmp_path / "up").exists, "the rank is up")
         sleeper = int((tmp_path / "up").read_text())
         assert alive(sleeper)
-        process.communicate(timeout=60)  # closes its input, as the end of a connection does
+        process.communicate(timeout=LIMIT_S)  # closes its input, as the end of a connection does
     finally:
         process.kill()
     until_gone([sleeper])
@@ -573,7 +574,7 @@ def sshd(tmp_path: Path) -> Iterator[list[str]]:
                 [*command, "x", "true"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=60,
+                timeout=LIMIT_S,
                 check=False,
             )
             if tried.returncode == 0:
@@ -584,7 +585,7 @@ def sshd(tmp_path: Path) -> Iterator[list[str]]:
         yield command
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=LIMIT_S)
 
 
 def test_over_a_real_sshd(sshd: list[str], quick_python: Path) -> None:
@@ -630,7 +631,7 @@ def test_killing_the_launcher_stops_ranks_behind_a_real_sshd(sshd: list[str], tm
         assert all(alive(pid) for pid in pids)
     finally:
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=LIMIT_S)
     until_gone(pids)
 
 

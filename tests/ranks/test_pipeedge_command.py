@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 from processes import environment
+from waiting import LIMIT_S
 
 import pipeedge
 from pipeedge.cli.commands import COMMANDS
@@ -24,7 +25,7 @@ def start(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         env={**environment(), "PYTHONPATH": str(ROOT)},
     )
 

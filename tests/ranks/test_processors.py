@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import environment
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.testbed.groups import GroupSettings, Hierarchy, find_hierarchies
 
-LIMIT_S = 120
 MEMORY = 1 << 40
 COMPUTE = """
 import json, sys

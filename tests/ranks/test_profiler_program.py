@@ -12,6 +12,7 @@ import pytest
 from places import ROOT
 from processes import Programs, environment, run_program
 from profiles import content, write_results
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import EXIT_REQUEST
 
@@ -62,7 +63,7 @@ def test_a_host_that_does_not_know_its_own_name_is_no_matter(tmp_path: Path) -> 
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0

@@ -16,8 +16,9 @@ import transformers
 from models_oracle import scramble
 from places import ROOT
 from ports import free_port
-from processes import DEADLINE_S, Programs, run_program
+from processes import Programs, run_program
 from quick_python import run_text
+from waiting import LIMIT_S
 
 import pipeedge
 from pipeedge.base.machine import process_age_s
@@ -35,7 +36,7 @@ def test_a_full_disk_behind_standard_output_gets_one_line() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
             check=False,
         )
     assert done.returncode == 1
@@ -48,7 +49,7 @@ def test_a_script_says_its_version() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert (done.returncode, done.stdout) == (0, f"pipeedge {pipeedge.__version__}\n")
 
@@ -67,7 +68,7 @@ print("status", status, "heavy", sorted(heavy))
 
 def test_help_is_there_before_anything_heavy_is_imported() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True, timeout=LIMIT_S
     )
     assert "--partition" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "status 0 heavy []"
@@ -85,7 +86,7 @@ def test_a_process_is_younger_than_its_parent_has_waited() -> None:
 @pytest.mark.parametrize("argument", ["--unknown", "python0.0"])
 def test_pin_dependencies_refuses_a_program_that_is_not_python(argument: str) -> None:
     command = [sys.executable, str(ROOT / "scripts/pin-dependencies"), argument]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert ("scripts/pin-dependencies PYTHON..." if argument[0] == "-" else repr(argument)) in ended.stderr
@@ -105,7 +106,11 @@ def test_shards_are_built_without_importing_transformers(tmp_path: Path) -> None
         "print([m for m in ('transformers', 'safetensors', 'huggingface_hub') if m in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
     )
     assert result.stdout.strip() == "[]"
 
@@ -172,7 +177,7 @@ def test_interrupt_during_imports_is_status_130(script: str, tmp_path: Path) -> 
         "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     )
     ended = subprocess.run(
-        [sys.executable, "-S", script], cwd=tmp_path, capture_output=True, timeout=60, check=False
+        [sys.executable, "-S", script], cwd=tmp_path, capture_output=True, timeout=LIMIT_S, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
@@ -180,4 +185,4 @@ def test_interrupt_during_imports_is_status_130(script: str, tmp_path: Path) -> 
 def test_a_forked_program_is_gone_when_its_test_ends_however_soon(tmp_path: Path) -> None:
     with Programs(tmp_path) as programs:
         programs.launch(0, "runtime.py", 0, 2, "-m", "vit-digits", "--port", free_port())
-    assert programs.wait(within=DEADLINE_S)[0].status == -signal.SIGKILL
+    assert programs.wait(within=LIMIT_S)[0].status == -signal.SIGKILL

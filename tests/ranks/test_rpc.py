@@ -13,10 +13,7 @@ import pytest
 from places import ROOT
 from processes import Ended, World
 from quick_python import run_text
-
-LIMIT_S = 40.0
-"""Time limit for a world of processes in seconds, on a machine that runs other tests too."""
-
+from waiting import LIMIT_S
 
 # -- real ranks -----------------------------------------------------------------------------------
 

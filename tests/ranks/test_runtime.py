@@ -26,6 +26,7 @@ from ports import free_port
 from processes import DIES_WHEN_COMPLETE, NO_KEY, SIGNALS_ITSELF, Ended, World, run_world, torchrun
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
 from small_models import VOCABULARY
+from waiting import LIMIT_S
 
 ENDLESS = (*DIGITS, "-b", 10_000_000, "--output", "rows.csv", "--report", "report.json")
 EVEN = 8
@@ -556,7 +557,7 @@ def test_every_split_gives_the_same_bits(running: dict[str, Future[None]], input
     for name in SPLITS:
         future = running.get(f"the_split_{name}")
         if future is not None:
-            future.result(timeout=100)
+            future.result(timeout=LIMIT_S)
     assert len(set(inputs.collected.values())) <= 1
     if len(running) == len(SCENARIOS):
         assert len(inputs.collected) == len(SPLITS)

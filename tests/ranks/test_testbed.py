@@ -16,7 +16,7 @@ import psutil
 import pytest
 from clusters import inline, written
 from places import ROOT
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import RequestError
 from pipeedge.testbed.bed import TestBed, TestBeds
@@ -69,7 +69,7 @@ def run(quick_python: Path) -> Run:
         command = [quick_python, *TESTBED[1:], *arguments]
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         env = {**os.environ, "PATH": path}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env)
         assert done.returncode == check, done.stderr
         return done
 
@@ -210,7 +210,7 @@ def test_hosts_get_their_quota_on_a_busy_machine(tmp_path: Path, name: str) -> N
 
             def share() -> Iterator[float]:
                 command = bed.command("a", [sys.executable, "-c", SHARE])
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60)
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
                 yield float(done.stdout)
 
             assert comes_within(0.33, 0.46, share)
@@ -254,7 +254,7 @@ def rates(bed: TestBed, flows: list[tuple[str, str]]) -> list[float]:
     ]
     for client in clients:
         assert client.wait(60) == 0
-    return [float(server.communicate(timeout=60)[0]) * 8 / 2**20 for server in servers]
+    return [float(server.communicate(timeout=LIMIT_S)[0]) * 8 / 2**20 for server in servers]
 
 
 def test_a_link_has_the_bandwidth_of_its_slower_end_in_both_directions(tmp_path: Path, name: str) -> None:
@@ -335,7 +335,7 @@ def test_missing_root_rights_are_reported(tmp_path: Path) -> None:
     script = f"import sys; sys.argv = ['testbed.py', 'up', {str(path)!r}]; "
     script += "from pipeedge.testbed.main import main; main()"
     done = subprocess.run(
-        [*command, script], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+        [*command, script], capture_output=True, text=True, timeout=LIMIT_S, cwd=ROOT, check=False
     )
     if "PermissionError" in done.stderr or "ModuleNotFoundError" in done.stderr:
         pytest.skip("this interpreter is root's alone")

@@ -17,12 +17,12 @@ import pytest
 from places import ROOT
 from ports import free_port
 from processes import Ended, Programs, environment, torchrun
+from waiting import LIMIT_S
 
 from pipeedge.report import read_run, render_run
 
 DIGITS = ("--model", "vit-digits", "--data", "digits", "--optimizer", "adamw", "--lr", "0.002")
 FOUR_STAGES = ("--stages", 4, "--partition", "1,3,4,8,9,13,14,16")
-LIMIT_S = 90.0
 
 
 def work(directory: Path, workers: int, *arguments: object) -> dict[int, Ended]:

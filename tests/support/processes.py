@@ -35,6 +35,7 @@ import torch
 from networks import enter
 from places import ROOT
 from ports import free_port
+from waiting import LIMIT_S
 
 from pipeedge.control.hub_client import HubClient
 from pipeedge.control.messages import Complete
@@ -42,7 +43,6 @@ from pipeedge.models.weights.files import StreamedFile
 from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
-DEADLINE_S = 60.0
 _NOTICES_OF_PATIENCE = re.compile(
     r"^.*(waiting for ranks? .* to start|all [\d,]+ ranks are here|rank 0 is here|; still alive)\n", re.M
 )
@@ -280,7 +280,7 @@ class Programs:
         self.until(lambda: os.getpgid(pid) == pid, f"rank {rank} leads a process group")
         os.killpg(pid, number)
 
-    def wait(self, *ranks: int, within: float = DEADLINE_S) -> dict[int, Ended]:
+    def wait(self, *ranks: int, within: float = LIMIT_S) -> dict[int, Ended]:
         """Return how ``ranks`` (all by default) ended; fail if they do not end in time."""
         deadline = time.monotonic() + within
         ended = {}
@@ -298,7 +298,7 @@ class Programs:
                 raise AssertionError(f"rank {waiting[0]} still runs after {within:g} s; it said: {said}")
         return dict(sorted(ended.items()))
 
-    def until(self, happened: Callable[[], bool], what: str, within: float = DEADLINE_S) -> None:
+    def until(self, happened: Callable[[], bool], what: str, within: float = LIMIT_S) -> None:
         """Poll every few milliseconds until ``happened``; fail if it does not, or if a rank ends before."""
         deadline = time.monotonic() + within
         while not happened():
@@ -410,7 +410,7 @@ def hub_connections(port: int) -> int:
 
 
 def run_world(
-    directory: Path, size: int, *options: object, within: float = DEADLINE_S, **more: object
+    directory: Path, size: int, *options: object, within: float = LIMIT_S, **more: object
 ) -> dict[int, Ended]:
     """Start a whole world and wait for its end."""
     with World(directory, size, *options, **more) as world:  # type: ignore[arg-type]
@@ -439,7 +439,7 @@ def torchrun(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

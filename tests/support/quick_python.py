@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from processes import environment, fork_server
+from waiting import LIMIT_S
 
 from pipeedge.request.environment import LAUNCHER
 
@@ -84,7 +85,9 @@ def run_text(text: str, directory: Path, python: Path, *words: str) -> subproces
     """Run a program given as text, with the command ``python`` and ``words`` on its command line."""
     (directory / "program.py").write_text(text)
     command = [python, "program.py", *words]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
 
 
 def _serve(directory: Path, command: Path) -> None:

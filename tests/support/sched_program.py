@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 from places import ROOT
+from waiting import LIMIT_S
 
 from pipeedge.plan.sched_pipeline import find_executable
 
@@ -38,7 +39,7 @@ def run(*arguments: str, cwd: Path = ROOT, text: str = "") -> Run:
         input=text,
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     return Run(done.returncode, done.stdout, done.stderr)

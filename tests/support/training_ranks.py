@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import fork_server
+from waiting import LIMIT_S
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.train.engine import BatchSize, Engine
 from pipeedge.train.networks import Network, Vgg, find_network
 from pipeedge.train.orders import make_order
 
-DEADLINE_S = 90.0
 BATCH, MICROBATCH = 12, 2
 MICROBATCHES = BATCH // MICROBATCH
 STEPS = 3
@@ -177,7 +177,7 @@ def run_cases(workers: int, cases: list[Case], directory: Path) -> Mapping[str, 
         process.start()
     try:
         for process in processes:
-            process.join(DEADLINE_S)
+            process.join(LIMIT_S)
     finally:
         for process in processes:
             process.kill()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
+from waiting import LIMIT_S
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerError
@@ -27,7 +28,6 @@ from pipeedge.transport.place import Place
 from pipeedge.transport.rendezvous import StoreEndpoint
 
 ADDR = "127.0.0.1"
-LIMIT_S = 30.0
 SPECS = (TensorSpec((2, 3), torch.float32),)
 MORE_THAN_FIT = 20
 """Packets, of which only some are taken by a link whose other end receives nothing."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 from trouble import KIND, MBPS, MODEL, PROFILE, Cases, Patch, raising, refused
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.doctor.link_checks import check_links
@@ -165,7 +166,7 @@ def schedule(
         [find_executable(), "-m", "m", "-sm", "m.yml", "-sdt", "t.yml", "-sd", "d.yml", *options],
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     return done.stderr

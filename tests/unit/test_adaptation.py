@@ -13,6 +13,7 @@ import torch
 from clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LIMIT_S
 
 from pipeedge.base.fields import decode, encode
 from pipeedge.base.payload import TensorSpec
@@ -25,7 +26,6 @@ from pipeedge.transport.frame import FrameBuffer, FrameError, Kind
 from pipeedge.transport.p2p_links import P2PSender, ReceiptingReceiver
 from pipeedge.transport.rpc_links import RpcReceiver
 
-LIMIT_S = 10.0
 SIZES = Sizes({2: 100.0, 4: 200.0, 8: 400.0, 0: 1600.0})
 
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 from pipeedge.base.channel import Channel
 from pipeedge.base.crew import Closed
-
-LIMIT_S = 60.0
 
 
 class Thread(threading.Thread):
