@@ -247,7 +247,9 @@ def test_processor_that_makes_no_sense_is_named(
 def test_sentences_of_siglip_are_padded_to_their_full_length(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
     (tmp_path / "s.txt").write_text("the cat sat\nall day\n")
-    model = dataclasses.replace(bert(len(VOCABULARY), 9, directory=tmp_path), full_length=True)
+    model = bert(len(VOCABULARY), 9, directory=tmp_path)
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, family="siglip_text"))
+    assert model.full_length
     (microbatch,) = open_input(InputRequest(paths=(tmp_path / "s.txt",)), model).microbatches(2)
     assert [tensor.shape for tensor in microbatch.payload] == [(2, 9)] * 3
     assert microbatch.payload[0][1].tolist()[4:] == [0] * 5
