@@ -1,11 +1,13 @@
-"""Let Ctrl-C and SIGTERM end a program, and not be lost while modules are imported.
+"""Let Ctrl-C and SIGTERM end a program, wherever they find it.
 
-    signal ──> is a module being imported? ──no──> KeyboardInterrupt in the main thread
-                      │ yes       ^
-                      └── 20 ms ──┘
+    signal ──> is a module being imported? ──no──> KeyboardInterrupt ──> in a finalizer? ─no─> it ends
+                    ^ │ yes                                                    │ yes
+                    │ └─── 20 ms ───┐                                          │
+                    └───────────────┴<─────────────────────────────────────────┘
 
 A native module that is interrupted while it initialises reports that it cannot be imported. Libraries go on
-without modules that cannot be imported, and with them the program that somebody wanted to end.
+without modules that cannot be imported, and with them the program that somebody wanted to end. In a callback
+of the garbage collector, such as a finalizer, Python prints an exception and goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +70,8 @@ def raise_interrupts() -> None:
         for number in _ENDING:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, interrupt)
+        if not isinstance(sys.unraisablehook, _Unraisable):
+            sys.unraisablehook = _Unraisable(sys.unraisablehook)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -78,6 +83,25 @@ def interrupt(number: int, frame: FrameType | None) -> None:
             return
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+class _Unraisable:
+    """Reports exceptions that cannot be raised, except interrupts, which are tried again.
+
+    Args:
+        others: Reports all other exceptions.
+    """
+
+    def __init__(self, others: Callable[[sys.UnraisableHookArgs], object]) -> None:
+        self._others = others
+
+    def __call__(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Handle an exception that Python is about to ignore."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and isinstance(ignored.exc_value, KeyboardInterrupt):
+            _thread.start_new_thread(_try_again, (signal.SIGINT,))
+        else:
+            self._others(ignored)
 
 
 def _try_again(number: int) -> None:

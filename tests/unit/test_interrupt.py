@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,16 @@ def handled(number: int, handler: signal._HANDLER) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
+
+
+@contextmanager
+def reporting_unraisable(report: Callable[[Any], object] = sys.__unraisablehook__) -> Iterator[None]:
+    """Report what finalizers raise with ``report`` alone while the body runs."""
+    before, sys.unraisablehook = sys.unraisablehook, report
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def test_an_interrupt_waits_until_nothing_is_imported(
@@ -43,6 +55,35 @@ def test_an_interrupt_waits_until_nothing_is_imported(
 def test_an_interrupt_is_raised_at_once_where_nothing_is_imported() -> None:
     with handled(signal.SIGINT, interrupt), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_in_a_finalizer_is_raised_afterwards(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where Python would print it, and go on."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with handled(signal.SIGINT, signal.default_int_handler), reporting_unraisable():
+        raise_interrupts()
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            Finalized()
+            threading.Event().wait(LIMIT_S)
+            pytest.fail("the interrupt is lost")
+    assert capfd.readouterr().err == ""
+
+
+def test_other_exceptions_of_finalizers_are_reported() -> None:
+    told: list[object] = []
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ValueError("not an interrupt")
+
+    with handled(signal.SIGINT, signal.default_int_handler), reporting_unraisable(told.append):
+        raise_interrupts()
+        Failing()
+    assert len(told) == 1
 
 
 def test_handlers_of_a_program_stay() -> None:
