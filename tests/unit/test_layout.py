@@ -36,7 +36,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            sentence shard weights.fill weights.writing model decoder_ends decoder weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages loop
+decoding   pages steps loop
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
@@ -144,6 +144,8 @@ PURE = (
     "base.lazy_exports",
     "base.shapes",
     "data.beginnings",
+    "decoding.pages",
+    "decoding.steps",
     "models.activations",
     "models.architecture",
     "models.cuts",
