@@ -23,7 +23,7 @@ from pipeedge.data.items import Item, Items
 from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
-from pipeedge.data.tokenizer_files import TOKENIZER_FILE, check_tokenizer
+from pipeedge.data.tokenizer_files import TOKENIZER_FILES, read_backend
 from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_INPUT
 
@@ -39,7 +39,6 @@ __all__ = [
     "read_sentences",
 ]
 
-TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
 CHUNK = 4096
 """Largest number of sentences tokenised in one call."""
 _CHUNK_CHARACTERS = 1 << 18
@@ -459,21 +458,7 @@ def open_tokenizer(model: Outline, directories: Iterable[Path]) -> Tokenizer:
 
 def read_tokenizer(path: Path, model: Outline) -> Tokenizer:
     """Read the tokenizer in the directory of ``path``, one of ``TOKENIZER_FILES``."""
-    import_postponed()
-    from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
-
-    directory = path.parent
-    check_tokenizer(directory)
-    try:
-        if (directory / "tokenizer_config.json").is_file():
-            backend = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        elif path.name == TOKENIZER_FILE:
-            backend = PreTrainedTokenizerFast(tokenizer_file=str(path))
-        else:
-            backend = BertTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # a damaged file may raise anything inside transformers
-        raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
-    return Tokenizer(backend, path, model, read_rules(directory))
+    return Tokenizer(read_backend(path), path, model, read_rules(path.parent))
 
 
 def download_tokenizer(model_name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Check the numbers of ``tokenizer.json``, which the tokenizers library converts or ignores without a word.
+"""Read tokenizers, and check the numbers of ``tokenizer.json``, which the library converts without a word.
 
 added_tokens  [{"id": 5, "content": "<mask>", ...}, ...]
 model         {"vocab": {"a": 7, ...}} of words and pieces of them, or [["a", -2.5], ...] with their scores
@@ -10,14 +10,37 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeedge.base.deferred_imports import import_postponed
 from pipeedge.base.errors import InputError
 from pipeedge.base.json_file import find_json
 from pipeedge.base.json_types import ValueKind, is_kind, mismatch
 from pipeedge.base.wording import excerpt
 
-__all__ = ["TOKENIZER_FILE", "check_tokenizer"]
+__all__ = ["TOKENIZER_FILE", "TOKENIZER_FILES", "check_tokenizer", "read_backend"]
 
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
+
+
+def read_backend(path: Path) -> Any:
+    """Return the tokenizer of transformers in the directory of ``path``, one of ``TOKENIZER_FILES``.
+
+    Raises:
+        InputError: The files are damaged.
+    """
+    import_postponed()
+    from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
+
+    directory = path.parent
+    check_tokenizer(directory)
+    try:
+        if (directory / "tokenizer_config.json").is_file():
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        if path.name == TOKENIZER_FILE:
+            return PreTrainedTokenizerFast(tokenizer_file=str(path))
+        return BertTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # a damaged file may raise anything inside transformers
+        raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
 
 
 def check_tokenizer(directory: Path) -> None:

@@ -1,6 +1,15 @@
 """Generating text with the stages and ends of a decoder, without processes.
 
-pages      which pages of the cache each sequence has
-steps      which rows the next step has
-loop       all layers in one process
+pages        which pages of the cache each sequence has
+steps        which rows the next step has
+loop         all layers in one process
+sampling     the options of an answer, and the model's own (generation_config.json)
+sampler      scores -> the next token
+text_stream  tokens -> pieces of text, without half characters and stop strings
+vocabulary   the tokenizer and its chat template
+prompt       texts, token ids and conversations -> prompts as tokens
+generation   scores in, tokens and text out: one answer
+
+    read_generation_config -> Sampling ─┐
+    text, messages ──> PromptMaker ─────┴─> Prompt ──> Generation.take(scores) -> Piece ... ──> answer()
 """

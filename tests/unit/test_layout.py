@@ -36,7 +36,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            sentence shard weights.fill weights.writing model decoder_ends decoder weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages steps loop
+decoding   pages steps loop sampling sampler text_stream vocabulary prompt generation
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
@@ -146,6 +146,9 @@ PURE = (
     "data.beginnings",
     "decoding.pages",
     "decoding.steps",
+    "decoding.sampler",
+    "decoding.sampling",
+    "decoding.text_stream",
     "models.activations",
     "models.architecture",
     "models.cuts",

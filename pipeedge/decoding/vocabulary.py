@@ -1,0 +1,136 @@
+"""The tokenizer of a decoder: texts and conversations to tokens, and tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeedge.base.errors import InputError
+from pipeedge.base.wording import excerpt
+from pipeedge.decoding.sampling import Sampling
+
+__all__ = ["Message", "Vocabulary"]
+
+Message = Mapping[str, Any]
+"""A message of a conversation: ``{"role": "user", "content": "..."}``."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A transformers tokenizer with the model it serves.
+
+    Raises:
+        InputError: On use, if the tokenizer does not fit the model.
+    """
+
+    backend: Any
+    """Tokenizer of transformers."""
+    path: Path
+    """File that it was read from."""
+    model_name: str
+    tokens: int
+    """Number of tokens of the model; the tokenizer may know fewer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with those that the tokenizer puts before it."""
+        return self._checked(self.backend(text, verbose=False)["input_ids"])
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the tokens of a conversation that ``render`` has made a text."""
+        return self._checked(self._plain(text))
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model knows conversations."""
+        return bool(self.backend.chat_template)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Return a conversation as the text that the model was trained on, up to where the answer begins.
+
+        Raises:
+            InputError: The model has no chat template, or the template refuses these messages.
+        """
+        if not self.has_template:
+            raise InputError(
+                f"{self.model_name} has no chat template, so it takes no messages: give --prompt, or a file "
+                "with prompt instead of messages"
+            )
+        try:
+            return str(
+                self.backend.apply_chat_template(
+                    list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # a template is a program, and may raise anything
+            raise InputError(
+                f"the chat template of {self.model_name} refuses these messages: {excerpt(error, 200)}"
+            ) from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        return str(
+            self.backend.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def is_silent(self, token: int) -> bool:
+        """Return whether a token has no text: a special one, or one that the tokenizer does not know."""
+        return token in self._special or token >= len(self.backend)
+
+    def is_byte(self, token: int) -> bool:
+        """Return whether a token is a byte whose text depends on the bytes after it, as sentencepiece has."""
+        return token in self._bytes
+
+    def piece(self, token: int) -> str:
+        """Return the text of one token by itself, special or not."""
+        return str(
+            self.backend.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def with_tokens(self, sampling: Sampling) -> Sampling:
+        """Return the options with words that are forbidden as tokens.
+
+        Raises:
+            InputError: A token is beyond the model's.
+        """
+        words: list[tuple[int, ...]] = []
+        for word in sampling.bad_words:
+            if isinstance(word, str):
+                # At the beginning of a text and behind a blank, a word has tokens of its own.
+                ways = {tuple(self._plain(word)), tuple(self._plain(f" {word.lstrip()}"))}
+                words += sorted(way for way in ways if way)
+            else:
+                words.append(word)
+        numbers: Collection[int] = {
+            *sampling.logit_bias,
+            *sampling.stop_token_ids,
+            *(n for w in words for n in w),
+        }
+        strange = next((token for token in numbers if token >= self.tokens), None)
+        if strange is not None:
+            raise InputError(f"token {strange} is beyond the model's, which are 0 to {self.tokens - 1}")
+        return replace(sampling, bad_words=tuple(words))
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self.backend(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        highest = max(tokens, default=0)
+        if highest >= self.tokens:
+            raise InputError(
+                f"{self.path} has token ids up to {highest}, but {self.model_name} has a vocabulary of "
+                f"{self.tokens}: it is the tokenizer of another model"
+            )
+        return list(tokens)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self.backend.added_tokens_decoder
+        return frozenset(number for number, token in added.items() if token.special)
+
+    @cached_property
+    def _bytes(self) -> frozenset[int]:
+        found = self.backend.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
+        return frozenset(found) - {self.backend.unk_token_id, None}
