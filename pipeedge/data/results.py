@@ -125,6 +125,7 @@ class ResultWriter:
         expected_items: Number of items that there must be in the end, or None if that is not known.
         depends_on: Fingerprints of what the rows depend on, by what a message calls them.
         found: What an earlier run has left and this one goes on from, or None to begin with the first item.
+        made_with: What else the unfinished output says of the run, which another run may differ in.
 
     Raises:
         RequestError: On creation, before anything runs, if ``path`` cannot take results of ``model``.
@@ -137,6 +138,7 @@ class ResultWriter:
         expected_items: int | None,
         depends_on: Mapping[str, str] | None = None,
         found: Found | None = None,
+        made_with: Mapping[str, str] | None = None,
     ) -> None:
         self._format: RowFormat | None = None
         self._prints = path == STANDARD_OUTPUT
@@ -147,6 +149,7 @@ class ResultWriter:
         self._path = None if path is None or self._prints else path.resolve()
         self._expected_items = expected_items
         self._depends_on = dict(depends_on or {})
+        self._made_with = dict(made_with or {})
         self._found = found
         self._unfinished: UnfinishedOutput | None = None
         self._next_microbatch = 0
@@ -191,7 +194,7 @@ class ResultWriter:
                 if self._found is not None:
                     self._unfinished = UnfinishedOutput.go_on(self._found)
                 else:
-                    self._unfinished = UnfinishedOutput.begin(self._path, self._depends_on)
+                    self._unfinished = UnfinishedOutput.begin(self._path, self._depends_on | self._made_with)
         return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:

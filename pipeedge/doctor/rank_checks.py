@@ -20,12 +20,23 @@ _CLOCK_WARNING_S = 0.5
 """Smallest clock offset to report; smaller ones may come from the network and the threads in between."""
 
 
-def check_agreement(mismatches: Iterable[str], world_size: int) -> list[Finding]:
-    """Turn the mismatches that ``pipeedge.plan.facts.disagreements`` found into findings."""
+def check_agreement(mismatches: Iterable[str], unlike: str | None, world_size: int) -> list[Finding]:
+    """Turn what ``pipeedge.plan.facts`` found into findings.
+
+    Args:
+        mismatches: What keeps the ranks from working together.
+        unlike: How ranks that can work together differ, or None.
+        world_size: Number of ranks.
+    """
     found = [problem("agreement", mismatch) for mismatch in mismatches]
     if found or world_size == 1:
         return found
-    return [ok("agreement", f"all {world_size} ranks have the same versions, model, weights and sizes")]
+    return [
+        ok(
+            "agreement", f"all {world_size} ranks have the same version of PipeEdge, model, weights and sizes"
+        ),
+        *([] if unlike is None else [warning("agreement", unlike)]),
+    ]
 
 
 def check_weights(facts: Facts, stages: Mapping[int, str]) -> list[Finding]:

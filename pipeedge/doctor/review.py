@@ -14,7 +14,7 @@ from pipeedge.doctor.findings import Finding, ok, problem_from, warning
 from pipeedge.doctor.rank_checks import Need, check_agreement, check_memory, check_weights
 from pipeedge.models import Model
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.plan.facts import disagreements
+from pipeedge.plan.facts import disagreements, unlikeness
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
@@ -52,7 +52,7 @@ def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, A
         model: Model of rank 0.
         facts: Facts that each rank reports about itself.
     """
-    found = check_agreement(disagreements(facts), request.world.size)
+    found = check_agreement(disagreements(facts), unlikeness(facts), request.world.size)
     files = None
     try:
         files = _read_files(request.schedule)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +13,16 @@ import torch
 
 import pipeedge
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.wording import plural
 
 if TYPE_CHECKING:
     from pipeedge.models import Model
     from pipeedge.request.config import RunRequest
 
-__all__ = ["disagreement", "disagreements", "rank_facts"]
+__all__ = ["OLDEST_TORCH", "disagreement", "disagreements", "rank_facts", "unlikeness"]
+
+OLDEST_TORCH = (2, 9)
+"""Oldest version of torch with which a rank can take part, as in pyproject.toml."""
 
 _COMMON_OPTION = "common option "
 """How the names of facts begin that are options on which all ranks must agree."""
@@ -52,6 +58,7 @@ def rank_facts(
     return {
         "version": pipeedge.__version__,
         "torch": str(torch.__version__).split("+")[0],
+        "processor": platform.machine(),
         "architecture": f"{config.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
         "memory_bytes": memory_bytes,
@@ -71,6 +78,34 @@ def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
     return next(iter(disagreements(facts)), None)
 
 
+def unlikeness(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Describe how ranks that work together differ in torch or kind of processor; None if they are alike.
+
+    Frames and kernels are defined to the byte, whatever computes them. But torch rounds sums in another order on
+    another processor, and sometimes in another version.
+    """
+    kinds: dict[str, list[int]] = {}
+    for rank, told in sorted(facts.items()):
+        kinds.setdefault(f"torch {told.get('torch')} on {told.get('processor')}", []).append(rank)
+    if len(kinds) < 2:
+        return None
+    listed = "; ".join(
+        f"{kind}: {plural(len(ranks), 'rank')} {', '.join(map(str, ranks))}" for kind, ranks in kinds.items()
+    )
+    return (
+        f"the ranks are not alike ({listed}): the last bits of results depend on which computes which layer"
+    )
+
+
+def _old_torch(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each rank whose torch is too old to take part."""
+    for rank, told in sorted(facts.items()):
+        numbers = re.match(r"(\d+)\.(\d+)", str(told.get("torch")))
+        if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_TORCH:
+            oldest = ".".join(map(str, OLDEST_TORCH))
+            yield f"rank {rank} has torch {told['torch']}: install {oldest} or newer"
+
+
 def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """Everything on which two ranks disagree, a line each."""
     keys = dict.fromkeys(key for told in facts.values() for key in told)
@@ -81,7 +116,6 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     }
     what = {
         "version": ("the version of PipeEdge", "install the same"),
-        "torch": ("the version of torch", "install the same"),
         **options,
         "architecture": ("the configuration of the model", "give all the same config.json"),
         "weights": ("the weights (-M)", "copy the same file to all"),
@@ -97,6 +131,7 @@ def disagreements(facts: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
             if value != known[first]:
                 yield f"ranks {first} and {rank} disagree on {name}: {known[first]} and {value}; {remedy}"
                 break
+    yield from _old_torch(facts)
     yield from _lost_options(facts, _SCHEDULE_OPTION, 0, "decides the schedule")
     data_ranks = {told["data_rank"] for told in facts.values() if "data_rank" in told}
     if len(data_ranks) == 1:

@@ -34,7 +34,7 @@ from pipeedge.run.held_out import open_held_out
 from pipeedge.run.linked_stage import make_decoder
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
-from pipeedge.run.resuming import find_rows, request_dependencies
+from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.worker import Outgoing
 
 __all__ = ["DataFlow", "make_data_flow", "open_data_ends"]
@@ -74,7 +74,7 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
         return DataEnds(source, writer, compared, replaced, held_out=held_out)
     found, note = find_rows(results, resume=output.resume)
     depends_on = request_dependencies(request, model, source)
-    writer = ResultWriter(results, model, None, depends_on, found)
+    writer = ResultWriter(results, model, None, depends_on, found, made_with())
     if found is not None:
         source = source.rest(found.position)
     notes = () if note is None else (note,)

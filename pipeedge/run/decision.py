@@ -21,7 +21,7 @@ from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Refusal, Remaining
 from pipeedge.control.session import Session
 from pipeedge.observe.metrics import StageStats
-from pipeedge.plan.facts import disagreement, rank_facts
+from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
@@ -97,6 +97,7 @@ class Decider:
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
+        self._unlikeness: str | None = None
         self.limits: Choice | None = None
         """What was chosen with the first plan within which limits, which hold for all that follow."""
         self.as_measured: PlanAsMeasured | None = None
@@ -108,6 +109,7 @@ class Decider:
         if mismatch is not None:
             return Refusal(mismatch)
         self._facts = dict(facts)
+        self._warn_of_unlike_ranks()
         context, request = self._context, self._context.request
         data_rank = request.schedule.data_rank
         known = _input_facts(facts, data_rank)
@@ -226,7 +228,15 @@ class Decider:
         if mismatch is None:
             self._facts[rank] = facts
             self._held.forget(rank)
+            self._warn_of_unlike_ranks()
         return mismatch
+
+    def _warn_of_unlike_ranks(self) -> None:
+        """Say how the ranks differ, unless that was said before."""
+        unlike = unlikeness(self._facts)
+        if unlike is not None and unlike != self._unlikeness:
+            self._context.warn(unlike)
+        self._unlikeness = unlike
 
     def _announced(self, plan: Plan) -> Announcement[Plan]:
         self._plan = plan

@@ -4,7 +4,8 @@
                                              └── no: refused in one line
 
 The results depend on what ``request_dependencies`` and ``plan_dependencies`` list. If all of it is the same,
-the output is the same to the byte as that of a run that did not end early.
+and so are torch, processors and kernels, the output is the same to the byte as that of a run that did not end
+early.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from pipeedge.models import Model
 from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 
-__all__ = ["find_rows", "plan_dependencies", "request_dependencies"]
+__all__ = ["find_rows", "made_with", "plan_dependencies", "request_dependencies"]
+
+_TORCH = "the version of torch"
 
 
 def find_rows(output: Path, *, resume: bool) -> tuple[Found | None, str | None]:
@@ -41,7 +44,11 @@ def find_rows(output: Path, *, resume: bool) -> tuple[Found | None, str | None]:
         note = f"--resume: there are no rows in {part}, so the run begins with the first item"
         return None, note if resume else None
     if resume:
-        return found, f"--resume: the rows of {count(found.kept_items, 'item')} are taken from {part}"
+        note = f"--resume: the rows of {count(found.kept_items, 'item')} are taken from {part}"
+        before, now = found.depends_on.get(_TORCH), made_with()[_TORCH]
+        if before is not None and before != now:
+            note += f", where torch {before} computed them; this is {now}, and last bits may differ"
+        return found, note
     found.close()
     return None, (
         f"{part} has the rows of {count(found.items, 'item')} from a run that did not end well: they are "
@@ -67,7 +74,6 @@ def request_dependencies(request: RunRequest, model: Model, source: InputSource)
     config = json.dumps(model.config.as_dict(), sort_keys=True).encode()
     return {
         "the version of PipeEdge": pipeedge.__version__,
-        "the version of torch": str(torch.__version__),
         "the model": f"{model.name} {hashlib.sha256(config).hexdigest()[:8]} {names}",
         "the weights (-M)": weights,
         "the tokenizer or image processor": companions_fingerprint(folders),
@@ -75,6 +81,11 @@ def request_dependencies(request: RunRequest, model: Model, source: InputSource)
         "the microbatch size (-u)": str(request.microbatch_size),
         "--kernels": request.model.kernels,
     }
+
+
+def made_with() -> Mapping[str, str]:
+    """Return what a later run may have another version of: it rounds last bits, as another rank may."""
+    return {_TORCH: str(torch.__version__)}
 
 
 def plan_dependencies(plan: Plan) -> Mapping[str, str]:

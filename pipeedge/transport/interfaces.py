@@ -27,8 +27,8 @@ _BACKLOG = 1024
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Return the IP addresses of each interface that is up."""
-    stats = psutil.net_if_stats()
+    """Return the IP addresses of each interface that is up, or whose state is unknown."""
+    down = _interfaces_down()
     return {
         name: tuple(
             entry.address.split("%")[0]
@@ -36,8 +36,16 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
             if entry.family in (socket.AF_INET, socket.AF_INET6)
         )
         for name, entries in sorted(psutil.net_if_addrs().items())
-        if name not in stats or stats[name].isup
+        if name not in down
     }
+
+
+def _interfaces_down() -> set[str]:
+    """Return the interfaces that are known to be down."""
+    try:
+        return {name for name, state in psutil.net_if_stats().items() if not state.isup}
+    except OSError:  # sandboxes and emulators may lack the system call that tells
+        return set()
 
 
 def choose_interface(wanted: str | None, addr: str, port: int) -> str:

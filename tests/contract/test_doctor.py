@@ -248,6 +248,14 @@ def test_fault_different_version() -> None:
         assert examined.status == 2
 
 
+def test_unlike_torch_is_a_warning() -> None:
+    first, second = examine_all((0, 2), (1, 2), probes={1: FakeProbe(software={"torch": "2.9.1"})})
+    for examined in (first, second):
+        (line,) = examined.found("warning", "agreement")
+        assert "torch 2.9.1 on" in line
+        assert examined.status == 0
+
+
 def test_fault_too_little_memory() -> None:
     first, second = examine_all((0, 2), (1, 2), probes={1: FakeProbe(free_bytes=100_000)})
     for examined in (first, second):

@@ -19,7 +19,7 @@ from pipeedge.data import Microbatch
 from pipeedge.data.results import ResultWriter
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.run import pipeline
+from pipeedge.run import data_flow, pipeline, resuming
 
 SUFFIXES = (".csv", ".jsonl", ".npz", ".parquet")
 SCRIPT = ("-m", "vit-digits", "-u", 4)
@@ -137,6 +137,21 @@ def test_changed_request_is_refused_in_one_line(runs: Runs, change: str) -> None
         runs(*options, *further, "--resume")
     assert Path("rows.csv.part").read_bytes() == before
     assert not Path("rows.csv").exists()
+
+
+def test_rows_of_another_version_of_torch_are_taken_with_a_notice(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--input", "input.npz", "--output", "rows.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming, "made_with", lambda: {"the version of torch": "2.9.0"})
+        patch.setattr(data_flow, "made_with", resuming.made_with)
+        runs.end_early(3, *options)
+    (line,) = runs(*options, "--resume")
+    assert line == (
+        "--resume: the rows of 8 items are taken from rows.csv.part, where torch 2.9.0 computed them; "
+        f"this is {torch.__version__}, and last bits may differ"
+    )
 
 
 @pytest.mark.parametrize(

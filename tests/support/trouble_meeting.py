@@ -21,7 +21,7 @@ from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.liveness import Limits, RankStatus
 from pipeedge.control.messages import TO_HUB, Decoder
-from pipeedge.plan.facts import disagreements, rank_facts
+from pipeedge.plan.facts import disagreements, rank_facts, unlikeness
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import context
@@ -198,6 +198,23 @@ def weights_differ(patch: Patch) -> str:
 @says("rank 2 does not state the version of PipeEdge: install the same version of PipeEdge on all")
 def facts_are_missing(patch: Patch) -> str:
     return "\n".join(disagreements({0: {"version": "1.0"}, 1: {"version": "1.0"}, 2: {}}))
+
+
+@says(
+    "the ranks are not alike (torch 2.13.0 on x86_64: rank 0; torch 2.10.0 on aarch64: rank 1): the last bits of "
+    "results depend on which computes which layer"
+)
+def ranks_are_unlike(patch: Patch) -> str:
+    facts = [("2.13.0", "x86_64"), ("2.10.0", "aarch64")]
+    return (
+        unlikeness({i: {"torch": version, "processor": kind} for i, (version, kind) in enumerate(facts)})
+        or ""
+    )
+
+
+@says("rank 1 has torch 2.8.0: install 2.9 or newer")
+def torch_is_too_old(patch: Patch) -> str:
+    return "\n".join(disagreements({0: {"torch": "2.13.0"}, 1: {"torch": "2.8.0"}}))
 
 
 @says("rank 1 was given --output out.csv, rank 0 was not; rank 0 is the data rank: give it to rank 0")

@@ -21,7 +21,7 @@ from pipeedge.base.payload import PixelTable, specs_bytes
 from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.compress import wire_specs
 from pipeedge.models import MODEL_NAMES, Model, find_model
-from pipeedge.plan.facts import disagreement, rank_facts
+from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import MEASURED_LINK_S, Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.plan.schedule_choice import plan_schedule
@@ -149,7 +149,6 @@ def test_ranks_that_agree_report_nothing() -> None:
     ("key", "other", "what"),
     [
         ("version", "9.9", "the version of PipeEdge"),
-        ("torch", "1.0", "the version of torch"),
         ("common option the model (-m)", "bert-base-uncased", "the model"),
         ("architecture", "vit of 1 blocks", "the configuration of the model"),
         ("weights", "def", "the weights"),
@@ -165,6 +164,27 @@ def test_the_first_disagreement_names_both_ranks_and_values(key: str, other: obj
     assert line.startswith(f"ranks 0 and 2 disagree on {what}")
     assert str(other) in line
     assert "; " in line  # and what to do
+
+
+def test_unlike_versions_of_torch_work_together_with_a_notice() -> None:
+    told = {0: facts(), 1: facts(torch="2.10.0", processor="aarch64"), 2: facts()}
+    assert disagreement(told) is None
+    line = unlikeness(told)
+    assert line is not None
+    assert re.search(
+        r"^the ranks are not alike \(torch \S+ on \w+: ranks 0, 2; torch 2\.10\.0 on aarch64: rank 1\): ",
+        line,
+    )
+    assert unlikeness({0: facts(), 1: facts()}) is None
+    assert unlikeness({0: facts(), 1: facts(torch="2.9.1")}) is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "works"), [("2.8.1", False), ("1.13.1", False), ("2.9.0", True), ("2.10.0", True)]
+)
+def test_torch_older_than_the_oldest_supported_is_refused(version: str, works: bool) -> None:
+    said = disagreement({0: facts(), 1: facts(torch=version)})
+    assert said == (None if works else f"rank 1 has torch {version}: install 2.9 or newer")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

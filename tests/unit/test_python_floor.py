@@ -8,6 +8,8 @@ import tomllib
 import pytest
 from places import ROOT
 
+from pipeedge.plan.facts import OLDEST_TORCH
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OLDEST = PROJECT["project"]["requires-python"].removeprefix(">=")
 
@@ -27,6 +29,13 @@ OLDEST = PROJECT["project"]["requires-python"].removeprefix(">=")
 )
 def test_the_oldest_python_is_the_same_everywhere(path: str, pattern: str) -> None:
     assert set(re.findall(pattern, (ROOT / path).read_text())) == {OLDEST}
+
+
+def test_the_oldest_torch_is_the_same_everywhere() -> None:
+    wanted = [line for line in PROJECT["project"]["dependencies"] if line.startswith("torch")]
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    assert wanted
+    assert all(line.startswith(f"torch>={oldest},") for line in wanted)
 
 
 def test_tools_and_setup_compare_with_the_oldest_python() -> None:
