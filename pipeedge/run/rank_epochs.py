@@ -115,10 +115,11 @@ def take_turns(context: RankContext, session: RunSession, prepared: Prepared) ->
         PipeEdgeError: This rank failed, or the run did.
     """
     rank = _Rank(context, session, prepared)
-    with rank.kept:
-        while (order := session.member.turns.next()) is not None:
-            rank.begin(order)
-    turn = rank.end()
+    with rank.observed:
+        with rank.kept:
+            while (order := session.member.turns.next()) is not None:
+                rank.begin(order)
+        turn = rank.end()
     if turn is None or turn.parts is None:
         if session.serves_hub:
             session.summary()
@@ -161,7 +162,9 @@ class _Rank:
         self._monitor: Monitor | None = None
         self._loaded = LoadedLayers(prepared.device)
         self.kept = ExitStack()
-        """Closes the output and the metrics."""
+        """Closes the output."""
+        self.observed = ExitStack()
+        """Closes the metrics, once the links have ended: the last samples are theirs."""
         self._changing = threading.Lock()
         """Held while epochs are added or removed, by the main thread and by their own."""
         self._active: tuple[_Turn, ...] = ()
@@ -250,7 +253,7 @@ class _Rank:
         stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(self._context, plan, prepared.exporter)
-            self.kept.enter_context(self._monitor)
+            self.observed.enter_context(self._monitor)
         parts = open_parts(
             epoch,
             self._session.member,
