@@ -9,7 +9,7 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.data.imagenet import is_data_file
 from pipeedge.data.images import is_image
 from pipeedge.data.opening import expanded
-from pipeedge.models import Model
+from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import STANDARD_INPUT, STANDARD_OUTPUT, InputRequest, OutputRequest
 from pipeedge.request.scheduling import ScheduleRequest
@@ -31,7 +31,7 @@ COMPANIONS = frozenset(
 
 
 def check_run_outputs(
-    request: RunRequest, model: Model, others: Iterable[OutputFile] = ()
+    request: RunRequest, model: Outline, others: Iterable[OutputFile] = ()
 ) -> frozenset[Path]:
     """Check that no output of the data rank overwrites another output or an input of the run.
 
@@ -66,7 +66,7 @@ def _outputs(request: OutputRequest) -> Iterator[OutputFile]:
             yield OutputFile(option, path)
 
 
-def model_paths(model: Model, weights: Path | None) -> Iterator[InputPath]:
+def model_paths(model: Outline, weights: Path | None) -> Iterator[InputPath]:
     """Yield the paths that a model and its weights are read from.
 
     Args:

@@ -3,29 +3,100 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from pipeedge.base.errors import ModelError, RequestError, ScheduleError
+from pipeedge.base.payload import TensorSpec
 from pipeedge.base.schedule import LayerRange
+from pipeedge.base.shapes import Shape
+from pipeedge.models.architecture import LAYERS_PER_BLOCK
+from pipeedge.models.cuts import step_shapes, stream_type
 from pipeedge.models.decoder_ends import DecoderEnds
-from pipeedge.models.dtypes import dtype_name
-from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.families.decoder import DecoderOptions
+from pipeedge.models.layers.decoder import PAGE, DecoderStage, part_shapes
+from pipeedge.models.model import Model, find_model
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
+from pipeedge.models.step_rows import StepBounds
 
-__all__ = ["DECODER_DTYPES", "DecoderModel", "find_decoder"]
+__all__ = ["DECODER_DTYPES", "DecoderModel", "check_decoder_dtype", "find_decoder", "find_runnable"]
 
 DECODER_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 """Number types of the weights of decoders."""
+_PADDED = 16
+"""Number of values to a multiple of which the cache pads heads."""
 
 
 @dataclass(frozen=True)
 class DecoderModel(Outline):
     """A transformer that generates text and can be cut into stages. It holds no weights."""
+
+    @property
+    def window(self) -> int:
+        """Number of positions that the widest window of a block reaches, or 0 if no block has one."""
+        return max(self.config.own(DecoderOptions).windows)
+
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether a block attends to all positions."""
+        return 0 in self.config.own(DecoderOptions).windows
+
+    def step_specs(
+        self, after_layer: int, rows: int, packed: int, dtype: torch.dtype
+    ) -> tuple[TensorSpec, ...]:
+        """Return the payload of a step that crosses the cut after ``after_layer`` layers.
+
+        Args:
+            after_layer: Number of layers before the cut.
+            rows: Number of rows.
+            packed: Number of values of the tensor that describes them, which every stage gets.
+            dtype: Number type of the weights of the stage that sends it, or of the first.
+        """
+        shapes = step_shapes(self.config, after_layer, rows=rows, dtype=stream_type(dtype_name(dtype)))
+        table = () if after_layer == self.n_layers else (TensorSpec((packed,), torch.int32),)
+        return (*map(TensorSpec.of, shapes), *table)
+
+    def most_specs(self, after_layer: int, bounds: StepBounds, dtype: torch.dtype) -> tuple[TensorSpec, ...]:
+        """Return ``step_specs`` of the largest step within ``bounds``."""
+        return self.step_specs(after_layer, bounds.rows, bounds.longest, dtype)
+
+    def parameter_count(self, layers: LayerRange) -> int:
+        """Return the number of weights of ``layers``, without those of the ends."""
+        return sum(math.prod(shape) for shape in self._shapes(layers))
+
+    def weight_bytes(self, layers: LayerRange, dtype: torch.dtype) -> int:
+        """Return the size of the weights of ``layers`` in bytes, about, without those of the ends."""
+        return self.parameter_count(layers) * dtype.itemsize
+
+    def end_bytes(self, dtype: torch.dtype) -> int:
+        """Return the size of embedding, last norm and head in bytes, about."""
+        return sum(
+            math.prod(shape) * dtype.itemsize
+            for name, shape in self.family.shapes(self.config, 0).items()
+            if not name.startswith("block.")
+        )
+
+    def page_bytes(self, layers: LayerRange, dtype: torch.dtype) -> tuple[int, int]:
+        """Return the bytes of a page in all blocks of ``layers`` without a window, and in those with one."""
+        options = self.config.own(DecoderOptions)
+        width = -(-self.config.width_of_head // _PADDED) * _PADDED
+        values = 2 * PAGE * options.kv_heads * width
+        first = -(-layers.start // LAYERS_PER_BLOCK)
+        last = -(-layers.stop // LAYERS_PER_BLOCK)
+        windowed = [options.windows[block] != 0 for block in range(first, last)]
+        size = values * stream_dtype(dtype).itemsize
+        return windowed.count(False) * size, windowed.count(True) * size
+
+    def _shapes(self, layers: LayerRange) -> Iterator[Shape]:
+        for layer in range(layers.start, layers.stop):
+            block, part = divmod(layer, LAYERS_PER_BLOCK)
+            yield from part_shapes(self.config, block, part).values()
 
     def stage(
         self,
@@ -54,7 +125,7 @@ class DecoderModel(Outline):
             ScheduleError: The layers go beyond the model.
             WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
-        _check_dtype(dtype)
+        check_decoder_dtype(dtype)
         layers = layers if layers is not None else LayerRange(0, self.n_layers)
         if layers.stop > self.n_layers:
             raise ScheduleError(
@@ -79,12 +150,17 @@ class DecoderModel(Outline):
         progress: Callable[[int], object] = lambda _: None,
     ) -> DecoderEnds:
         """Load embedding, last norm and head; arguments and errors are those of ``stage``."""
-        _check_dtype(dtype)
+        check_decoder_dtype(dtype)
         with self.open(weights) as file:
             return DecoderEnds(self.config, file, dtype, progress)
 
 
-def _check_dtype(dtype: torch.dtype) -> None:
+def check_decoder_dtype(dtype: torch.dtype) -> None:
+    """Refuse number types that decoders do not have.
+
+    Raises:
+        RequestError: The number type is not in ``DECODER_DTYPES``.
+    """
     if dtype not in DECODER_DTYPES:
         supported = ", ".join(map(dtype_name, DECODER_DTYPES))
         raise RequestError(f"--dtype {dtype_name(dtype)}: models that generate text have {supported}")
@@ -99,4 +175,14 @@ def find_decoder(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> 
     outline = find_any(name_or_dir, fetch=fetch)
     if not outline.family.decodes:
         raise ModelError(f"{outline.name} does not generate text: it is an encoder ({outline.family.name})")
+    return _decoder(outline)
+
+
+def find_runnable(name_or_dir: str | os.PathLike[str]) -> Model | DecoderModel:
+    """Return an encoder or a decoder; arguments and errors are those of ``find_any``."""
+    outline = find_any(name_or_dir)
+    return _decoder(outline) if outline.family.decodes else find_model(name_or_dir)
+
+
+def _decoder(outline: Outline) -> DecoderModel:
     return DecoderModel(*(getattr(outline, field.name) for field in dataclasses.fields(outline)))

@@ -81,8 +81,13 @@ class Outline:
 
     @property
     def output_kind(self) -> str:
-        """Kind of output: ``logits``; ``tokens``, logits of each token; ``vector`` without a classifier."""
-        return self.config.head if self.config.head in ("vector", "tokens") else "logits"
+        """Kind of output.
+
+        ``logits``; ``tokens``, logits of each token; ``vector`` of an encoder without a classifier;
+        ``text`` of a decoder.
+        """
+        kinds = {"vector": "vector", "tokens": "tokens", "next": "text"}
+        return kinds.get(self.config.head, "logits")
 
     @property
     def max_tokens(self) -> int:

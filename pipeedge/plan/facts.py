@@ -16,7 +16,7 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import plural
 
 if TYPE_CHECKING:
-    from pipeedge.models import Model
+    from pipeedge.models.outline import Outline
     from pipeedge.request.config import RunRequest
 
 __all__ = ["OLDEST_TORCH", "disagreement", "disagreements", "rank_facts", "unlikeness"]
@@ -33,7 +33,7 @@ _DATA_OPTION = "data option "
 
 def rank_facts(
     request: RunRequest,
-    model: Model,
+    model: Outline,
     *,
     weights: str | None,
     items: int | None,

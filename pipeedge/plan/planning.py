@@ -14,7 +14,9 @@ from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.plan.prediction import Prediction
 from pipeedge.request.scheduling import CompressionRequest
@@ -78,6 +80,8 @@ class Plan:
     """Reason why the plan before this one failed; empty for the first."""
     lost: tuple[Count, ...] = ()
     """Ranks that were lost since the plan before."""
+    steps: StepBounds | None = None
+    """Bounds of the steps of a decoder; None for an encoder."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -92,17 +96,14 @@ class Plan:
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
 
-    def links(self, model: Model) -> list[Link]:
+    def links(self, model: Model | DecoderModel) -> list[Link]:
         """Return all links, in order: from the data rank to stage 0, from stage to stage, and back.
 
         Values are sent in the type of the sending stage. The data rank sends pictures as bytes if that is
         exact, and other values in the type of the first stage.
         """
         ranks = (self.data_rank, *self.schedule.ranks, self.data_rank)
-        items, first = self.most_items, find_dtype(self.schedule.stages[0].dtype)
-        specs = [
-            model.input_specs(items, self.max_tokens, first, eight_bit=self.pixel_table is not None),
-        ]
+        specs = [self._input_specs(model)]
         specs += (self._link_specs(model, stage) for stage in range(len(self.schedule.stages)))
         return [
             Link(
@@ -114,6 +115,13 @@ class Plan:
             )
             for number, crossing in enumerate(specs)
         ]
+
+    @property
+    def step_bounds(self) -> StepBounds:
+        """Bounds of the steps of a decoder. Raises TypeError for the plan of an encoder."""
+        if self.steps is None:
+            raise TypeError("the plan of an encoder has no steps")
+        return self.steps
 
     def measures(self, stage: int) -> bool:
         """Return whether receipts measure the link that leaves ``stage``.
@@ -131,17 +139,17 @@ class Plan:
         """Return whether the output of ``stage`` is encoded."""
         return self.adapts(stage) or self.schedule.stages[stage].quant_bits != 0
 
-    def sizes(self, model: Model, stage: int) -> Sizes:
+    def sizes(self, model: Model | DecoderModel, stage: int) -> Sizes:
         """Return the size of the largest microbatch at each bit width, on the link that leaves ``stage``."""
         return Sizes({bits: frame_capacity(specs) for bits, specs in self._by_width(model, stage).items()})
 
-    def _link_specs(self, model: Model, stage: int) -> tuple[TensorSpec, ...]:
+    def _link_specs(self, model: Model | DecoderModel, stage: int) -> tuple[TensorSpec, ...]:
         if self.adapts(stage):
             return self._by_width(model, stage)[0]
         plan = self.schedule.stages[stage]
         return link_specs(self._payload_specs(model, plan.layers.stop, plan.dtype), plan.quant_bits)
 
-    def _by_width(self, model: Model, stage: int) -> dict[int, tuple[TensorSpec, ...]]:
+    def _by_width(self, model: Model | DecoderModel, stage: int) -> dict[int, tuple[TensorSpec, ...]]:
         """Return the tensors for each bit width of the adaptive link: 0, and every width that is smaller."""
         plan = self.schedule.stages[stage]
         specs = self._payload_specs(model, plan.layers.stop, plan.dtype)
@@ -153,7 +161,16 @@ class Plan:
                 found[bits] = crossing
         return found
 
-    def _payload_specs(self, model: Model, cut: int, dtype: str) -> tuple[TensorSpec, ...]:
+    def _input_specs(self, model: Model | DecoderModel) -> tuple[TensorSpec, ...]:
+        first = self.schedule.stages[0].dtype
+        if isinstance(model, DecoderModel):
+            return self._payload_specs(model, 0, first)
+        eight_bit = self.pixel_table is not None
+        return model.input_specs(self.most_items, self.max_tokens, find_dtype(first), eight_bit=eight_bit)
+
+    def _payload_specs(self, model: Model | DecoderModel, cut: int, dtype: str) -> tuple[TensorSpec, ...]:
+        if isinstance(model, DecoderModel):
+            return model.most_specs(cut, self.step_bounds, find_dtype(dtype))
         return model.payload_specs(cut, self.most_items, self.max_tokens, find_dtype(dtype))
 
     def name(self, rank: int) -> str | None:

@@ -30,6 +30,7 @@ from pipeedge.request.files import (
     MetricsRequest,
     OutputRequest,
 )
+from pipeedge.request.generation import CacheRequest, GenerationRequest
 from pipeedge.request.http_options import ServeRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import nonempty, path
@@ -210,6 +211,8 @@ class RunRequest:
     metrics: MetricsRequest = field(default_factory=MetricsRequest)
     transport: TransportRequest = field(default_factory=TransportRequest)
     serve: ServeRequest = field(default_factory=ServeRequest)
+    generation: GenerationRequest = field(default_factory=GenerationRequest)
+    cache: CacheRequest = field(default_factory=CacheRequest)
     microbatch_size: int = option(
         8,
         "-u/--ubatch-size",
@@ -234,7 +237,7 @@ class RunRequest:
     @property
     def prints_results(self) -> bool:
         """Whether results go to standard output, which then has nothing else."""
-        return self.results == STANDARD_OUTPUT
+        return self.results == STANDARD_OUTPUT or self.generation.prompt is not None
 
     def agreed(self, model: str | None) -> dict[str, str | int | None]:
         """Return the values that all ranks must have in common, by what a message calls them.
@@ -258,6 +261,8 @@ class RunRequest:
             )
         if self.serve.listen is not None:
             self.check_endless("--serve")
+        if self.generation.prompt is not None and (self.input.paths or self.input.dataset_name):
+            raise RequestError("give either --prompt or --input, not both")
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if self.schedule.survive_loss and not self.transport.goes_on:
@@ -293,6 +298,7 @@ class RunRequest:
         """
         useless = {
             "--input": self.input.paths,
+            "--prompt": self.generation.prompt,
             "--dataset-name": self.input.dataset_name,
             "-b/--batch-size": self.input.max_items,
             "--skip-bad-input": self.input.skip_bad_input,

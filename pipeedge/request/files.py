@@ -103,7 +103,7 @@ class InputRequest:
         "--seed",
         type=int,
         check=Check(lambda seed: seed >= 0, "must not be negative"),
-        help="seed of the random order ({default})",
+        help="seed of the random order, and of the tokens of answers ({default})",
     )
     max_items: int | None = option(
         None,

@@ -32,6 +32,7 @@ from pipeedge.request.declared import (
 )
 from pipeedge.request.environment import Environment
 from pipeedge.request.files import InputRequest, MetricsRequest, OutputRequest
+from pipeedge.request.generation import CacheRequest, GenerationRequest
 from pipeedge.request.http_options import ServeRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, path
@@ -94,6 +95,12 @@ SECTIONS = (
             *options_of(InputRequest, "dataset_split", "dataset_indices_file", "dataset_shuffle", "seed"),
         ),
         chapter="[data.md](data.md)",
+    ),
+    Section(
+        "text generation (on the data rank; --context and --cache-mb on rank 0)",
+        (*options_of(GenerationRequest), *options_of(CacheRequest)),
+        topic="text generation",
+        chapter="[decoders.md](decoders.md)",
     ),
     Section(
         _SCHEDULE,
@@ -251,6 +258,8 @@ def _run_request(
         links=LinkRequest(**given(arguments, LinkRequest), compression=compression),
         output=OutputRequest(**given(arguments, OutputRequest)),
         serve=ServeRequest(**given(arguments, ServeRequest)),
+        generation=GenerationRequest(**given(arguments, GenerationRequest)),
+        cache=CacheRequest(**given(arguments, CacheRequest)),
         metrics=MetricsRequest(**given(arguments, MetricsRequest), window_size=compression.window_size),
         transport=TransportRequest(**transport),
         **given(arguments, RunRequest),

@@ -22,6 +22,7 @@ from pipeedge.base.errors import DeadlineError
 from pipeedge.control.liveness import Limits
 from pipeedge.control.messages import Prepare
 from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.monitoring import Exporter
 from pipeedge.observe.records import ReplanRecord
@@ -54,7 +55,7 @@ __all__ = [
 
 _Value = TypeVar("_Value")
 
-OpenEnds: TypeAlias = "Callable[[RunRequest, Model], DataEnds]"
+OpenEnds: TypeAlias = "Callable[[RunRequest, Model | DecoderModel], DataEnds]"
 
 PATIENCE_S = 2.0
 """Seconds after which a person at a terminal is told what takes so long."""
@@ -155,7 +156,7 @@ class RankContext:
     """One rank of one run, from the beginning to the end, whatever its part in the plan."""
 
     request: RunRequest
-    model: Model
+    model: Model | DecoderModel
     program: Program
     transports: Transports
     crew: Crew = field(default_factory=Crew)
@@ -169,6 +170,13 @@ class RankContext:
     def rank(self) -> int:
         """Number of this rank."""
         return self.request.world.rank
+
+    @property
+    def encoder(self) -> Model:
+        """The model, where only an encoder can be. Raises TypeError for a decoder."""
+        if not isinstance(self.model, Model):
+            raise TypeError(f"{self.model.name} is not an encoder")
+        return self.model
 
     def warn(self, line: str) -> None:
         """Tell the user a line that ends nothing; called from any thread."""

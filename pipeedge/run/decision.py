@@ -20,7 +20,10 @@ from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switch
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.forms import Forms, Refusal, Remaining
 from pipeedge.control.session import Session
+from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageStats
+from pipeedge.plan.cache_size import choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
@@ -133,16 +136,34 @@ class Decider:
             record_rows=known.record_rows,
             goes_on=_goes_on(request, known) and request.world.size > 1,
         )
+        if isinstance(context.model, DecoderModel):
+            steps = self._bounds(context.model, plan, facts)
+            plan = dataclasses.replace(plan, steps=steps)
         if request.schedule.replan == AUTO and not plan.goes_on and request.world.size > 1:
             return Refusal("--replan auto needs --on-failure continue where the input has no end")
         missing = sorted(set(range(request.world.size)) - facts.keys())
         return self._begin_without(missing, plan, facts) if missing else self._announced(plan)
 
+    def _bounds(self, model: DecoderModel, plan: Plan, facts: Mapping[int, Options]) -> StepBounds:
+        """Return the bounds of the steps of a decoder, and tell the user of its cache."""
+        memory = {rank: told.get("memory_bytes") for rank, told in facts.items()}
+        bounds = choose_bounds(
+            model,
+            plan.schedule,
+            self._context.request.cache,
+            sequences=plan.most_items,
+            data_rank=plan.data_rank,
+            memory=memory,
+        )
+        if not self._context.request.output.quiet:
+            self._context.warn(describe_cache(model, plan.schedule, bounds))
+        return bounds
+
     def _begin_without(
         self, missing: Sequence[int], plan: Plan, facts: Mapping[int, Options]
     ) -> Announcement[Plan] | Refusal:
         """Return the plan for the ranks that are here, though some have not come in time, or were lost."""
-        request, model = self._context.request, self._context.model
+        request, model = self._context.request, self._context.encoder
         left_out = self._left_out()
         lost = [one for rank in missing if (one := left_out.get(rank)) and one.kind is not FailureKind.ABSENT]
         absent = [rank for rank in missing if rank not in {one.rank for one in lost}]
@@ -173,7 +194,7 @@ class Decider:
         before = self._plan
         if before is None:
             return Refusal(f"{remaining.cause}; there was no plan before", EXIT_INFEASIBLE)
-        request, model = self._context.request, self._context.model
+        request, model = self._context.request, self._context.encoder
         planned = plan_schedule_again(
             request, model, before, remaining.facts, self._held, self.as_measured, self.limits
         )

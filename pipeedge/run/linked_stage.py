@@ -20,6 +20,7 @@ from pipeedge.base.schedule import StagePlan
 from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Decided, make_policy
 from pipeedge.models.dtypes import find_dtype, stream_dtype
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.shard import Shard
 from pipeedge.observe.lanes import STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageStats
@@ -29,8 +30,9 @@ from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
 from pipeedge.run.links import LinkEnds
-from pipeedge.run.stage import Decode, Encode, Stage
+from pipeedge.run.stage import Decode, Encode
 from pipeedge.run.worker import Outgoing, StageLoop, StageSteps
+from pipeedge.transport.base import Packet
 
 __all__ = ["LinkedStage", "LoadedStage", "StageBits", "link_stage", "make_decoder"]
 
@@ -44,10 +46,10 @@ class LoadedStage:
     """Number of parameters."""
     kernels: str
     """Kernels of the linear layers."""
-    compute: Stage
+    compute: Callable[[Packet], Packet]
     plan: StagePlan
     """Stage of the schedule that it was loaded for."""
-    shard: Shard
+    shard: Shard | DecoderStage
 
     def serves(self, stage: StagePlan) -> bool:
         """Return whether it has the layers of another stage, so that nothing needs to be loaded for that."""

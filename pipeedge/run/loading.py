@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.schedule import LayerRange, StagePlan
+from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.dtypes import find_dtype, slow_here
 from pipeedge.models.kernels import choose
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.shard import Shard
+from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.linked_stage import LoadedStage
-from pipeedge.run.stage import Stage
+from pipeedge.run.stage import Stage, StepStage
+from pipeedge.transport.base import Packet
 
-__all__ = ["load_stage"]
+if TYPE_CHECKING:  # only the data rank needs it
+    from pipeedge.data import DataEnds
+
+__all__ = ["begin_text", "load_stage"]
 
 
 def load_stage(
@@ -46,22 +57,100 @@ def load_stage(
     if number is None:
         return None
     stage = plan.schedule.stages[number]
-    table = plan.pixel_table if number == 0 else None
-    pixels = None if table is None else PixelTable.from_text(table)
     if held is not None:
-        return replace(held, number=number, compute=Stage(held.shard, device, pixels))
+        return replace(held, number=number, compute=_computing(plan, number, held.shard, device))
     dtype = find_dtype(stage.dtype)
     kernels = choose(context.request.model.kernels, dtype, device)
     slow = slow_here(dtype, device)
     if slow is not None:
         context.warn(f"stage {number} on rank {context.rank}: {slow}")
-    shared = beside.shard if beside is not None and beside.plan.dtype == stage.dtype else None
-    shard = _load_shard(context, stage, device, kernels, shared, pause)
-    return LoadedStage(number, shard.parameter_count, kernels, Stage(shard, device, pixels), stage, shard)
+    if isinstance(context.model, DecoderModel):
+        shard: Shard | DecoderStage = _load_decoder_stage(context, context.model, stage, plan.step_bounds)
+        parameters = context.model.parameter_count(stage.layers)
+    else:
+        same = beside is not None and beside.plan.dtype == stage.dtype
+        shared = beside.shard if same and beside is not None and isinstance(beside.shard, Shard) else None
+        shard = _load_shard(context, context.model, stage, device, kernels, shared, pause)
+        parameters = shard.parameter_count
+    return LoadedStage(number, parameters, kernels, _computing(plan, number, shard, device), stage, shard)
+
+
+def _computing(
+    plan: Plan, number: int, shard: Shard | DecoderStage, device: torch.device
+) -> Callable[[Packet], Packet]:
+    """Return what computes the layers of stage ``number``, which are loaded."""
+    if isinstance(shard, DecoderStage):
+        stages = plan.schedule.stages
+        source = stages[number - 1].rank if number else plan.data_rank
+        return StepStage(shard, plan.step_bounds, source, is_last=number == len(stages) - 1)
+    table = plan.pixel_table if number == 0 else None
+    return Stage(shard, device, None if table is None else PixelTable.from_text(table))
+
+
+@contextmanager
+def _shown(context: RankContext, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far something is loaded; yield what takes the bytes of each piece."""
+    with (
+        context.activity.loading(f"loading {what}", total) as load,
+        context.patience(f"loading {what} of {context.model.name}"),
+        ByteBar(f"rank {context.rank}: {what}", total, delay_s=PATIENCE_S) as bar,
+    ):
+
+        def advance(size: int) -> None:
+            bar.advance(size)
+            load.advance(size)
+
+        yield advance
+
+
+def _load_decoder_stage(
+    context: RankContext, model: DecoderModel, stage: StagePlan, bounds: StepBounds
+) -> DecoderStage:
+    """Load the layers of a stage of a decoder, and reserve memory for its cache."""
+    dtype = find_dtype(stage.dtype)
+    total = model.weight_bytes(stage.layers, dtype)
+    with _shown(context, stage.layers.named, total) as advance:
+        return model.stage(
+            stage.layers,
+            dtype,
+            pages=bounds.pages,
+            window_pages=bounds.window_pages,
+            context=bounds.context,
+            weights=context.request.model.weights,
+            progress=lambda values: advance(values * dtype.itemsize),
+        )
+
+
+def begin_text(context: RankContext, plan: Plan, data: DataEnds) -> None:
+    """Load embedding, last norm and head on the data rank, and let it make steps.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not fit the model.
+    """
+    from pipeedge.run.step_queue import StepQueue  # only the data rank needs it
+
+    model, queue = context.model, data.source
+    if not isinstance(model, DecoderModel) or not isinstance(queue, StepQueue):
+        raise TypeError("the data rank of a decoder has a queue of steps")
+    ends = context.wait_for_value("load ends", lambda: _load_ends(context, model, plan))
+    stages = plan.schedule.stages
+    alone = len(stages) == 1 and stages[0].rank == plan.data_rank
+    queue.begin(ends, plan.step_bounds, 1 if alone else len(stages) + 1, model.window)
+
+
+def _load_ends(context: RankContext, model: DecoderModel, plan: Plan) -> DecoderEnds:
+    dtype = find_dtype(plan.schedule.stages[0].dtype)
+    with _shown(context, "embedding and head", model.end_bytes(dtype)) as advance:
+        return model.ends(
+            dtype,
+            weights=context.request.model.weights,
+            progress=lambda values: advance(values * dtype.itemsize),
+        )
 
 
 def _load_shard(
     context: RankContext,
+    model: Model,
     stage: StagePlan,
     device: torch.device,
     kernels: str,
@@ -69,20 +158,15 @@ def _load_shard(
     pause: Callable[[], object],
 ) -> Shard:
     """Load the layers of a stage, and show how far that is; what ``shared`` has is not loaded again."""
-    model, layers, dtype = context.model, stage.layers, find_dtype(stage.dtype)
+    layers, dtype = stage.layers, find_dtype(stage.dtype)
     total = model.weight_bytes(layers, dtype)
     if shared is not None:
         both = range(max(layers.start, shared.layers.start), min(layers.stop, shared.layers.stop))
         total -= model.weight_bytes(LayerRange(both.start, both.stop), dtype) if both else 0
-    with (
-        context.activity.loading(f"loading {layers.named}", total) as load,
-        context.patience(f"loading {layers.named} of {model.name}"),
-        ByteBar(f"rank {context.rank}: {layers.named}", total, delay_s=PATIENCE_S) as bar,
-    ):
+    with _shown(context, layers.named, total) as show:
 
         def advance(size: int) -> None:
-            bar.advance(size)
-            load.advance(size)
+            show(size)
             pause()
 
         pause()

@@ -20,6 +20,7 @@ from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
 from pipeedge.control.hub_client import HubClient
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
 from pipeedge.run.composition import Composition, compose
@@ -99,13 +100,17 @@ def _look_at_weights(context: RankContext) -> str | None:
 
 def _open_ends(context: RankContext) -> DataEnds:
     """Open input and results of the run, on the data rank."""
-    open_ends = context.program.open_ends
+    open_ends, model = context.program.open_ends, context.model
     if open_ends is not None:
-        return open_ends(context.request, context.model)
-    from pipeedge.run.data_flow import open_data_ends  # only the data rank needs it
-
+        return open_ends(context.request, model)
     metrics = metrics_files(context.request.metrics.directory, context.rank)
-    return open_data_ends(context.request, context.model, metrics)
+    if isinstance(model, DecoderModel):
+        from pipeedge.run.text_ends import open_text_ends  # only the data rank needs it
+
+        return open_text_ends(context.request, model, metrics)
+    from pipeedge.run.data_flow import open_data_ends
+
+    return open_data_ends(context.request, model, metrics)
 
 
 def _open_exporter(context: RankContext, interface: str) -> Exporter | None:
@@ -129,7 +134,7 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     if prepared.data is not None and prepared.data.held_out is not None:
         from pipeedge.run.held_out import HeldOutTrial  # only the data rank needs it
 
-        trial = HeldOutTrial(context.request, context.model, prepared.data.held_out, prepared.device)
+        trial = HeldOutTrial(context.request, context.encoder, prepared.data.held_out, prepared.device)
     decider = Decider(context, trial, lambda: session.left_out)
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on, prepared.place)

@@ -44,12 +44,14 @@ from pipeedge.base.machine import process_age_s
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.monitoring import Monitor
 from pipeedge.run.composition import Composition, open_monitor
 from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.loaded_layers import LoadedLayers
+from pipeedge.run.loading import begin_text
 from pipeedge.run.outcome import finish, make_recording
 from pipeedge.run.phases import connect, open_parts, results_kept, stream, tell_plan
 
@@ -251,6 +253,8 @@ class _Rank:
             self._log.prepared(number, plan)
         connect(epoch, prepared.interface)
         stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
+        if isinstance(self._context.model, DecoderModel) and prepared.data is not None:
+            begin_text(self._context, plan, prepared.data)
         if self._monitor is None:
             self._monitor = open_monitor(self._context, plan, prepared.exporter)
             self.observed.enter_context(self._monitor)

@@ -14,10 +14,12 @@ import torch
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.shard import Shard
+from pipeedge.models.step_rows import StepBounds, unpack_rows
 from pipeedge.transport.base import Packet
 
-__all__ = ["Decode", "Encode", "Stage", "resolve_device"]
+__all__ = ["Decode", "Encode", "Stage", "StepStage", "resolve_device"]
 
 
 class Stage:
@@ -42,6 +44,38 @@ class Stage:
                 inputs = tuple(self._pixels.look_up(tensor, self._shard.stream_dtype) for tensor in inputs)
             outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
         return _with_payload(packet, outputs)
+
+
+class StepStage:
+    """Executes the steps of a decoder.
+
+    Args:
+        stage: Layers of this stage, with their cache.
+        bounds: Bounds of steps.
+        source: Rank that sends the steps.
+        is_last: Whether the hidden states go back to the data rank, which knows what the rows are.
+    """
+
+    def __init__(self, stage: DecoderStage, bounds: StepBounds, source: int, *, is_last: bool) -> None:
+        self._stage = stage
+        self._bounds = bounds
+        self._source = source
+        self._is_last = is_last
+
+    def __call__(self, packet: Packet) -> Packet:
+        """Compute this stage's layers for the rows of a step.
+
+        Raises:
+            PeerFailedError: The step is malformed.
+        """
+        try:
+            *state, table = packet.payload or (torch.empty(0),)
+            rows = unpack_rows(table, self._bounds)
+            inputs = self._stage.checked_inputs(rows, state)
+        except PeerFailedError as error:
+            raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
+        outputs = self._stage.step(rows, inputs)
+        return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
 
 class Decode:

@@ -19,6 +19,7 @@ import torch
 from pipeedge.base.errors import RequestError
 from pipeedge.data import DataEnds, Microbatch
 from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.request.config import RunRequest
 from pipeedge.request.http_options import ServeRequest
@@ -44,13 +45,15 @@ class HttpEnds:
         self._warn = warn
         self._queue: RequestQueue | None = None
 
-    def open(self, request: RunRequest, model: Model) -> DataEnds:
+    def open(self, request: RunRequest, model: Model | DecoderModel) -> DataEnds:
         """Open the port, and what the model needs to answer.
 
         Raises:
             RequestError: The port cannot be opened, the keys cannot be read, or a package is missing.
         """
         settings = request.serve
+        if not isinstance(model, Model):
+            raise RequestError("--serve: only encoders are served")
         _check_packages()
         from pipeedge.serve.application import make_application
         from pipeedge.serve.asking import Asker

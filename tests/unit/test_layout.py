@@ -18,8 +18,8 @@ PICTURE = """
 base       wording backpressure interrupt crew channel machine heap lazy_exports pacing
            deferred_imports shapes payload errors ports archive fields files json_file json_types
            schedule streams yamlfile yamledit program guard console
-request    parsing declared environment scheduling files keys http_options config profiled
-           options
+request    parsing declared environment scheduling files keys http_options generation config
+           profiled options
 models     pooling architecture hub_config shapes weights.names family families.bert
            families.roberta families.distilbert families.mpnet families.albert families.electra
            families.modernbert families.vit families.deit families.dinov2 families.dinov3
@@ -33,7 +33,8 @@ models     pooling architecture hub_config shapes weights.names family families.
            layers.patches layers.positions layers.bert layers.roberta layers.distilbert
            layers.mpnet layers.albert layers.electra layers.modernbert layers.vit layers.deit
            layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue layers.decoder
-           sentence shard weights.fill weights.writing model decoder_ends decoder weights.http_transfer
+           step_rows sentence shard weights.fill weights.writing model decoder_ends decoder
+           weights.http_transfer
            weights.pickled
            weights.download
 decoding   pages steps loop sampling sampler text_stream vocabulary prompt generation
@@ -41,13 +42,13 @@ compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
-observe    metrics live timeline energy records lanes assembly trace monitoring pipeline_state
+observe    metrics token_figures live timeline energy records lanes assembly trace monitoring pipeline_state
 control    clocks failures liveness load_deadline messages announcement roster attempts
            changing epochs epoch_member turns admission telemetry losses plans rank_watch
            rank_messages supervision rules wire
            connection callers hub hub_address uplink hub_client forms session
-plan       sched_pipeline problem specs listed_model spec_files spec_writing schedule_files
-           link_speed prediction placing after_loss costs scheduler choice
+plan       model_limits cache_size sched_pipeline problem specs listed_model spec_files spec_writing
+           schedule_files link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings items source labels png
            pictures selection tables unfinished row_documents row_formats parquet results
@@ -58,8 +59,8 @@ report     document saved charts gantt plan_changes run_report bottleneck compar
 serve      batching answers preparing pending in_flight backlog requests queued_model
            figures bodies description reference tensors zero_shot uploads
            replies gate asking routes inference pages application http_server http_ends
-run        activity worker stage ledger progress held_out feed_collect context links
-           linked_stage resuming data_flow composition loading replanning decision live_planning
+run        activity worker stage ledger progress held_out feed_collect step_queue context links
+           linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
 profile    request options results result_files handling network measuring forecast emitting

@@ -27,7 +27,9 @@ import numpy.typing as npt
 import torch
 
 from pipeedge import _native as native
+from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.schedule import LayerRange
+from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.cuts import step_shapes
 from pipeedge.models.dtypes import dtype_name, stream_dtype
@@ -38,7 +40,7 @@ from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling
 
-__all__ = ["PAGE", "DecoderStage", "StepRows", "read_tensor"]
+__all__ = ["PAGE", "DecoderStage", "StepRows", "part_shapes", "read_tensor"]
 
 PAGE: int = native.DECODER_PAGE
 """Positions of a page of the cache."""
@@ -168,11 +170,8 @@ class DecoderStage:
         """Return placeholders of the tensors to read from a file, by name, one layer after the other."""
         found: dict[str, Any] = {}
         for layer in range(self.layers.start, self.layers.stop):
-            block, part = divmod(layer, LAYERS_PER_BLOCK)
-            for name, shape in family_of(self.architecture).shapes(self.architecture, block).items():
-                module = name.removeprefix("block.{n}.").partition(".")[0]
-                if name.startswith("block.{n}.") and _PART_OF[module] == part:
-                    found[name.replace("block.{n}", f"parts.{layer}")] = Placeholder(shape)
+            for name, shape in part_shapes(self.architecture, *divmod(layer, LAYERS_PER_BLOCK)).items():
+                found[f"parts.{layer}.{name}"] = Placeholder(shape)
         return found
 
     def load(self, file: WeightsFile, progress: Callable[[int], object] = lambda _: None) -> DecoderStage:
@@ -207,6 +206,23 @@ class DecoderStage:
             parts = [("gate", 0, gate), ("up", 0, up)]
         for name, first, part in parts:
             self._native.fill(block, name if kind == "weight" else f"{name}_bias", first, _array(part))
+
+    def checked_inputs(
+        self, sequences: Sequence[StepRows], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the payload of the cut before the stage as ``step`` takes it.
+
+        Hidden states may have another number type, as after a stage that computes in another one.
+
+        Raises:
+            PeerFailedError: It does not fit the rows.
+        """
+        rows = sum(one.rows for one in sequences)
+        wanted = step_shapes(self.architecture, self.layers.start, rows=rows, dtype="float32")
+        shapes = [tuple(tensor.shape) for tensor in inputs]
+        if shapes != [shape.shape for shape in wanted] or not all(map(torch.is_floating_point, inputs)):
+            raise PeerFailedError(f"its tensors have the shapes {shapes}, which do not fit {rows} rows")
+        return tuple(tensor.to(self.stream_dtype).contiguous() for tensor in inputs)
 
     def step(
         self,
@@ -247,6 +263,17 @@ class DecoderStage:
             variant=variant,
         )
         return outputs
+
+
+def part_shapes(architecture: Architecture, block: int, part: int) -> dict[str, Shape]:
+    """Return the shapes of the stored tensors of a layer of a block, 0 to 3, by their names in the block."""
+    names = family_of(architecture).shapes(architecture, block)
+    own = {
+        name.removeprefix("block.{n}."): shape
+        for name, shape in names.items()
+        if name.startswith("block.{n}.")
+    }
+    return {name: shape for name, shape in own.items() if _PART_OF[name.partition(".")[0]] == part}
 
 
 def read_tensor(

@@ -1,0 +1,99 @@
+"""The rows of a step as a tensor that travels with it, and the payloads of steps.
+
+Each stage needs to know, beside the hidden states, which rows belong to which sequence and where their pages
+are. The data rank says so in one tensor of int32, which every stage passes on:
+
+    sequences | position rows pages window-pages | ... | numbers of pages ... | numbers of window pages ...
+        1     |    4 for each sequence                 |  of one sequence after the other
+
+A stage checks the tensor before native code sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.fields import Count, Positive
+from pipeedge.models.layers.decoder import PAGE, StepRows
+
+__all__ = ["StepBounds", "pack_rows", "packed_length", "unpack_rows"]
+
+_COLUMNS = 4
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """Bounds of all steps of a run, which every rank knows from the plan."""
+
+    context: Positive
+    """Longest sequence in tokens."""
+    rows: Positive
+    """Most rows of a step."""
+    sequences: Positive
+    """Most sequences that run at a time."""
+    pages: Count
+    """Number of pages of the cache of each block that attends to everything."""
+    window_pages: Count
+    """Number of pages of that of each block with a window."""
+
+    @property
+    def longest(self) -> int:
+        """Number of int32 values of the longest tensor of rows."""
+        sequences = min(self.sequences, self.rows)
+        return packed_length(sequences, 2 * sequences * -(-self.context // PAGE))
+
+
+def packed_length(sequences: int, pages: int) -> int:
+    """Return the number of values of a tensor of rows, with the ``pages`` of both kinds of all sequences."""
+    return 1 + _COLUMNS * sequences + pages
+
+
+def pack_rows(rows: Sequence[StepRows], into: torch.Tensor) -> None:
+    """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``."""
+    table = [(one.position, one.rows, len(one.pages), len(one.window_pages)) for one in rows]
+    parts = [np.array([len(rows)], np.int32), np.array(table, np.int32).ravel()]
+    parts += [one.pages for one in rows]
+    parts += [one.window_pages for one in rows]
+    np.concatenate(parts, out=into.numpy())
+
+
+def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
+    """Return the rows of the sequences of a step.
+
+    Raises:
+        PeerFailedError: The tensor is malformed, or has positions or pages beyond the ``bounds``.
+    """
+    if tensor.dtype is not torch.int32 or tensor.dim() != 1 or not tensor.numel():
+        raise PeerFailedError("a step does not say which rows belong to which sequence")
+    values = tensor.contiguous().numpy()
+    sequences = int(values[0])
+    head = 1 + _COLUMNS * sequences
+    if not 0 < sequences <= bounds.sequences or head > len(values):
+        raise PeerFailedError(f"a step claims {sequences} sequences")
+    table = values[1:head].reshape(sequences, _COLUMNS).astype(np.int64)
+    if (table < 0).any() or (table[:, 1] == 0).any() or table[:, 1].sum() > bounds.rows:
+        raise PeerFailedError("a step claims an impossible number of rows")
+    ends = table[:, 0] + table[:, 1]
+    if ends.max() > bounds.context:
+        raise PeerFailedError(f"a step claims position {ends.max() - 1} in a context of {bounds.context}")
+    if head + table[:, 2:].sum() != len(values):
+        raise PeerFailedError("a step has other numbers of pages than it claims")
+    split = head + int(table[:, 2].sum())
+    for pages, size in ((values[head:split], bounds.pages), (values[split:], bounds.window_pages)):
+        if len(pages) and not (pages.min() >= 0 and pages.max() < size):
+            raise PeerFailedError(f"a step claims a page beyond the {size} of the cache")
+    wanted = -(-ends // PAGE)
+    for column, available in ((2, bounds.pages), (3, bounds.window_pages)):
+        if available and (table[:, column] < wanted).any():
+            raise PeerFailedError("a step has too few pages for its positions")
+    found, first, window_first = [], head, split
+    for position, rows, full, windowed in table.tolist():
+        own, own_window = values[first : first + full], values[window_first : window_first + windowed]
+        found.append(StepRows(position, rows, own, own_window))
+        first, window_first = first + full, window_first + windowed
+    return found

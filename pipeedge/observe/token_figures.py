@@ -1,0 +1,116 @@
+"""How fast a run reads prompts and writes answers. Pure.
+
+sequence 1   ├─ prompt ─┤ token  token  token │ ended
+sequence 2        ├── prompt ──┤  token  token  token │
+reading      ├─────────────────┤                          prompt tokens over these seconds
+writing                 ├─────────────────────────────┤   tokens but the first of each over these
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["TokenFigures", "quantile"]
+
+_KEPT = 100_000
+"""Number of times that are kept, the last ones of a longer run."""
+
+
+def quantile(values: Sequence[float], fraction: float) -> float | None:
+    """Return the value that ``fraction`` of the values do not exceed, or None without any."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else None
+
+
+@dataclass
+class _Span:
+    """The time in which at least one sequence is in some state."""
+
+    seconds: float = 0.0
+    _members: set[int] = field(default_factory=set)
+    _since: float = 0.0
+
+    def enter(self, sequence: int, now: float) -> None:
+        if not self._members:
+            self._since = now
+        self._members.add(sequence)
+
+    def leave(self, sequence: int, now: float) -> None:
+        if sequence in self._members:
+            self._members.remove(sequence)
+            if not self._members:
+                self.seconds += now - self._since
+
+
+@dataclass
+class TokenFigures:
+    """Figures of the sequences of a run, told one event after the other."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompts whose first token has come."""
+    completion_tokens: int = 0
+    """Tokens drawn so far."""
+    answers: int = 0
+    """Answers that have ended."""
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Seconds from the first step of a sequence to its first token."""
+    between_tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Seconds between two tokens of a sequence."""
+    _reading: _Span = field(default_factory=_Span)
+    _writing: _Span = field(default_factory=_Span)
+    _later: int = 0
+    _last_at: dict[int, float] = field(default_factory=dict)
+    _began: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def began(self, sequence: int, prompt_tokens: int, now: float) -> None:
+        """Note that the first step of a sequence has begun."""
+        self._began[sequence] = (now, prompt_tokens)
+        self._reading.enter(sequence, now)
+
+    def drew(self, sequence: int, now: float) -> None:
+        """Note another token of a sequence."""
+        self.completion_tokens += 1
+        before = self._last_at.get(sequence)
+        if before is not None:
+            self.between_tokens_s.append(now - before)
+            self._later += 1
+        elif sequence in self._began:
+            since, prompt_tokens = self._began.pop(sequence)
+            self.first_token_s.append(now - since)
+            self.prompt_tokens += prompt_tokens
+            self._reading.leave(sequence, now)
+            self._writing.enter(sequence, now)
+        self._last_at[sequence] = now
+
+    def ended(self, sequence: int, now: float) -> None:
+        """Note that a sequence has ended, or was given up."""
+        self.answers += sequence in self._last_at
+        self._began.pop(sequence, None)
+        self._last_at.pop(sequence, None)
+        self._reading.leave(sequence, now)
+        self._writing.leave(sequence, now)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Prompt tokens a second, while prompts were read."""
+        return self.prompt_tokens / self._reading.seconds if self._reading.seconds else None
+
+    @property
+    def decode_tokens_per_s(self) -> float | None:
+        """Tokens a second, without the first of each answer, while answers were written."""
+        return self._later / self._writing.seconds if self._writing.seconds and self._later else None
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the figures as plain data for a report."""
+        first, between = list(self.first_token_s), list(self.between_tokens_s)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+            "first_token_s": {"p50": quantile(first, 0.5), "p95": quantile(first, 0.95)},
+            "between_tokens_s": {"p50": quantile(between, 0.5), "p95": quantile(between, 0.95)},
+        }

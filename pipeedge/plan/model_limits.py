@@ -1,0 +1,72 @@
+"""Refuse options that a kind of model does not have, in one line each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from pipeedge.base.errors import RequestError
+from pipeedge.models.decoder import check_decoder_dtype
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.outline import Outline
+from pipeedge.request.config import RunRequest
+from pipeedge.request.declared import options_of
+
+__all__ = ["fitting_request"]
+
+
+def fitting_request(request: RunRequest, model: Outline) -> RunRequest:
+    """Return the request of a run of ``model``, in which a decoder's ends with the first rank that is lost.
+
+    Raises:
+        RequestError: It has an option that such a model does not have.
+    """
+    if not model.family.decodes:
+        _check_encoder(request, model)
+        return request
+    _check_decoder(request, model)
+    transport = dataclasses.replace(request.transport, on_failure="stop")
+    return dataclasses.replace(request, transport=transport)
+
+
+def _check_encoder(request: RunRequest, model: Outline) -> None:
+    for group in (request.generation, request.cache):
+        for one in options_of(type(group)):
+            if getattr(group, str(one.field)) != one.default:
+                raise RequestError(f"{one.name}: {model.name} does not generate text (docs/decoders.md)")
+
+
+def _check_decoder(request: RunRequest, model: Outline) -> None:
+    refused: Mapping[str, tuple[bool, str]] = {
+        "--on-failure continue": (
+            request.transport.on_failure == "continue",
+            "a run that generates text ends when a rank is lost, because its cache is lost, too",
+        ),
+        "-sm/--sched-models-file": (
+            request.schedule.models_file is not None,
+            "the scheduler does not plan models that generate text; give -pt, or nothing for an even split",
+        ),
+        f"-d/--device {request.model.device}": (
+            request.model.device != "cpu",
+            "models that generate text compute on cpu",
+        ),
+        f"--kernels {request.model.kernels}": (
+            request.model.kernels != "auto",
+            "models that generate text have kernels of their own",
+        ),
+        "--serve": (request.serve.listen is not None, "only encoders are served"),
+        f"--dataset-name {request.input.dataset_name}": (
+            request.input.dataset_name is not None,
+            "it has no prompts; give --prompt, or --input with a .txt or .jsonl file",
+        ),
+        "--input": (bool(request.input.paths), "give --prompt TEXT"),
+        "--text-column": (
+            request.input.text_column is not None,
+            "prompts come from a .txt file, or from a .jsonl file with prompt or messages",
+        ),
+    }
+    for option, (is_given, why) in refused.items():
+        if is_given:
+            raise RequestError(f"{option}: {why}")
+    for dtype in request.schedule.dtypes or ():
+        check_decoder_dtype(find_dtype(dtype))

@@ -1,0 +1,377 @@
+"""Sequences that wait for their tokens: input and results of the pipeline of a decoder.
+
+    submit ──> StepScheduler ──step──> [feed] embed ──> stages ──> [collect] score, choose ──> listeners
+                    ^                                                      │
+                    └────── tokens that were chosen, sequences that ended ─┘
+
+The thread that feeds takes the next step of the scheduler, and waits where there is none. The one that
+collects scores the rows that decide a token, and tells the scheduler at once. Whoever listens to a sequence
+is told afterwards, in that thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from pipeedge.base.crew import Closed, Crew
+from pipeedge.base.errors import RequestError
+from pipeedge.base.payload import Payload, PixelTable, TensorSpec
+from pipeedge.data import Microbatch
+from pipeedge.data.source import Group, SkippedItem
+from pipeedge.decoding.generation import Generation, Piece, WrittenAnswer
+from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
+from pipeedge.decoding.text_stream import TokenTexts
+from pipeedge.models.decoder_ends import DecoderEnds
+from pipeedge.models.layers.decoder import PAGE, StepRows
+from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
+from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
+from pipeedge.observe.timeline import ThreadState
+from pipeedge.observe.token_figures import TokenFigures
+
+__all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue"]
+
+
+class Listener(Protocol):
+    """Hears of one sequence, in the thread that collects; it must not wait."""
+
+    def grew(self, piece: Piece) -> None:
+        """Take another token, with the text that became certain."""
+
+    def ended(self, answer: WrittenAnswer) -> None:
+        """Take the whole answer."""
+
+    def failed(self, error: RequestError) -> None:
+        """Hear why the sequence has no answer."""
+
+
+@dataclass(frozen=True)
+class StepBatch(Microbatch):
+    """A step under way, without its values."""
+
+    step: DecodingStep | None = None
+
+    @property
+    def items(self) -> int:
+        """Number of rows."""
+        return self.made.rows
+
+    @property
+    def made(self) -> DecodingStep:
+        """The step."""
+        if self.step is None:
+            raise TypeError("the batch of a step has none")
+        return self.step
+
+
+@dataclass(frozen=True)
+class StepGroup(Group):
+    """A step that is not embedded yet."""
+
+    step: DecodingStep
+    ends: DecoderEnds
+
+    can_be_read_again: ClassVar[bool] = False
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Specification of the payload: hidden states, and the tensor that describes the rows."""
+        pages = sum(len(part.pages) + len(part.window_pages) for part in self.step.parts)
+        hidden = self.ends.architecture.hidden
+        return (
+            TensorSpec((self.step.rows, hidden), self.ends.stream_dtype),
+            TensorSpec((packed_length(len(self.step.parts), pages),), torch.int32),
+        )
+
+    def collate(self, payload: Payload) -> Microbatch:
+        """Embed the tokens into ``payload``, which has ``specs``."""
+        hidden, table = payload
+        parts = self.step.parts
+        tokens = [token for part in parts for token in part.tokens]
+        positions = [part.position + row for part in parts for row in range(len(part.tokens))]
+        hidden.copy_(self.ends.embed(tokens, positions))
+        rows = [
+            StepRows(
+                part.position,
+                len(part.tokens),
+                np.array(part.pages, np.int32),
+                np.array(part.window_pages, np.int32),
+            )
+            for part in parts
+        ]
+        pack_rows(rows, table)
+        return StepBatch(payload, (), (), (self.step.number,), origin=self, step=self.step)
+
+
+@dataclass
+class _Sequence:
+    """A sequence that waits for tokens."""
+
+    generation: Generation
+    listener: Listener
+    began: bool = False
+
+
+class StepQueue:
+    """Source and sink of the pipeline of a decoder.
+
+    Args:
+        texts: The texts of tokens.
+        end_tokens: The model's tokens that end an answer.
+        seed: Seed of the run, for prompts without one of their own.
+        clock: Clock in seconds.
+    """
+
+    total: int | None = None
+    max_tokens: int | None = None
+    pixels: PixelTable | None = None
+    skipped: tuple[SkippedItem, ...] = ()
+    unfinished: Path | None = None
+    lanes: tuple[Lane, ...] = ()
+    fetching = ThreadState.IDLE
+
+    def __init__(
+        self,
+        texts: TokenTexts,
+        *,
+        end_tokens: Collection[int] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.figures = TokenFigures()
+        self.started = threading.Event()
+        """Set once the pipeline is ready, or will never be."""
+        self._texts = texts
+        self._end_tokens = frozenset(end_tokens)
+        self._seed = seed
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._sequences: dict[int, _Sequence] = {}
+        self._scheduler: StepScheduler | None = None
+        self._ends: DecoderEnds | None = None
+        self._bounds: StepBounds | None = None
+        self._drains = False
+        self._closed = False
+        self.error: BaseException | None = None
+
+    # -- before the run ---------------------------------------------------------------------------
+
+    def begin(self, ends: DecoderEnds, bounds: StepBounds, groups: int, window: int) -> None:
+        """Take what the plan has decided, before anything is submitted.
+
+        Args:
+            ends: Embedding and head.
+            bounds: Bounds of steps.
+            groups: Most steps in flight.
+            window: Widest window of a block, or 0.
+        """
+        limits = StepLimits(bounds.context, groups, bounds.rows, bounds.sequences)
+        cache = CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
+        with self._changed:
+            self._ends, self._bounds = ends, bounds
+            self._scheduler = StepScheduler(limits, cache)
+
+    @property
+    def context(self) -> int:
+        """Longest sequence in tokens, once the plan is known."""
+        if self._bounds is None:
+            raise RuntimeError("the context is not known before the plan")
+        return self._bounds.context
+
+    # -- whoever asks -----------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, listener: Listener, *, choice: int = 0) -> int:
+        """Ask for the answer to a prompt; return the number by which to cancel it.
+
+        Args:
+            prompt: The prompt.
+            listener: Hears of the tokens, and of the end.
+            choice: Number among the answers to this prompt.
+
+        Raises:
+            InputError: It can never fit the context or the cache.
+            Closed: The run has ended.
+        """
+        generation = Generation(
+            prompt, self._texts, self.context, self._end_tokens, seed=self._seed, choice=choice
+        )
+        with self._changed:
+            if self._scheduler is None or self._closed:
+                raise Closed
+            number = next(self._numbers)
+            self._scheduler.add(number, prompt.tokens, generation.most_tokens)
+            self._sequences[number] = _Sequence(generation, listener)
+            self._changed.notify_all()
+        return number
+
+    def cancel(self, sequence: int) -> None:
+        """Give a sequence up; its listener hears nothing more."""
+        with self._changed:
+            self._forget(sequence)
+            self._changed.notify_all()
+
+    def _forget(self, sequence: int) -> None:
+        if self._sequences.pop(sequence, None) is not None and self._scheduler is not None:
+            self._scheduler.cancel(sequence)
+            self.figures.ended(sequence, self._clock())
+
+    def drain(self) -> None:
+        """End the run once every sequence has its answer."""
+        with self._changed:
+            self._drains = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """End the run without the answers that are missing."""
+        with self._changed:
+            for sequence in tuple(self._sequences):
+                self._forget(sequence)
+            self._drains = True
+            self._changed.notify_all()
+
+    # -- the source -------------------------------------------------------------------------------
+
+    def stream(self, *, position: int | None = None, rows: int = DEFAULT_ROWS) -> StepQueue:
+        """Return the steps: this queue."""
+        return self
+
+    def start(self, crew: Crew) -> None:
+        """Stop waiting when ``crew`` is stopped."""
+        crew.on_stop(self.close)
+
+    def close(self) -> None:
+        """Wake the thread that waits for a step; there will be none."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def next(self, microbatch_size: int) -> StepGroup | None:
+        """Wait for the next step; return None once the queue is drained.
+
+        Raises:
+            Closed: The run has stopped.
+        """
+        with self._changed:
+            while True:
+                if self._closed or self._scheduler is None or self._ends is None:
+                    raise Closed
+                step = self._scheduler.next()
+                if step is not None:
+                    self._note_begun(step)
+                    return StepGroup((), step, self._ends)
+                if self._drains and not self._sequences:
+                    return None
+                self._changed.wait()
+
+    def _note_begun(self, step: DecodingStep) -> None:
+        now = self._clock()
+        for part in step.parts:
+            sequence = self._sequences[part.sequence]
+            if not sequence.began:
+                sequence.began = True
+                self.figures.began(part.sequence, len(sequence.generation.prompt.tokens), now)
+
+    # -- the sink ---------------------------------------------------------------------------------
+
+    @property
+    def items(self) -> int:
+        """Number of answers that have ended."""
+        return self.figures.answers
+
+    def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
+        """Do nothing: answers in memory are not kept for a later run."""
+
+    def __enter__(self) -> StepQueue:
+        """Begin: the pipeline is ready."""
+        self.started.set()
+        return self
+
+    def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
+        """Choose the tokens that a step decides, from the hidden states behind the last block."""
+        if not isinstance(microbatch, StepBatch) or self._ends is None or self._scheduler is None:
+            raise TypeError("only steps of this queue have results")
+        step = microbatch.made
+        scored = self._scored(step)
+        told: list[Callable[[], None]] = []
+        drawn: dict[int, int] = {}
+        ended: list[int] = []
+        if scored:
+            rows = torch.tensor([row for row, _, _ in scored])
+            scores = self._ends.score(outputs.index_select(0, rows)).numpy()
+            for (_, number, sequence), values in zip(scored, scores, strict=True):
+                try:
+                    piece = sequence.generation.take(values)
+                except RequestError as error:
+                    ended.append(number)
+                    told.append(_failed(sequence.listener, error))
+                    continue
+                drawn[number] = piece.drawn.token
+                told.append(_grew(sequence.listener, piece))
+                if piece.finish_reason is not None:
+                    ended.append(number)
+                    told.append(_ended(sequence.listener, sequence.generation))
+        now = self._clock()
+        with self._changed:
+            self._scheduler.finished(step.number, drawn, ended)
+            for number in drawn:
+                if number in self._sequences:
+                    self.figures.drew(number, now)
+            for number in ended:
+                if self._sequences.pop(number, None) is not None:
+                    self.figures.ended(number, now)
+            self._changed.notify_all()
+        for tell in told:
+            tell()
+
+    def _scored(self, step: DecodingStep) -> list[tuple[int, int, _Sequence]]:
+        """Return the row, number and state of each sequence whose next token the step decides."""
+        found = []
+        end = 0
+        with self._changed:
+            for part in step.parts:
+                end += len(part.tokens)
+                sequence = self._sequences.get(part.sequence)
+                if part.scored and sequence is not None:
+                    found.append((end - 1, part.sequence, sequence))
+        return found
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Note that no more answers come."""
+        if error is not None:
+            self.fail(error)
+        self.close()
+
+    def fail(self, error: BaseException) -> None:
+        """Note why the run has failed."""
+        with self._changed:
+            self.error = self.error or error
+        self.close()
+        self.started.set()
+
+
+def _grew(listener: Listener, piece: Piece) -> Callable[[], None]:
+    return lambda: listener.grew(piece)
+
+
+def _ended(listener: Listener, generation: Generation) -> Callable[[], None]:
+    return lambda: listener.ended(generation.answer())
+
+
+def _failed(listener: Listener, error: RequestError) -> Callable[[], None]:
+    return lambda: listener.failed(error)
