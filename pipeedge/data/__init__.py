@@ -11,6 +11,8 @@ companions       tokenizers and image processors next to a model
 opening          InputRequest + model -> InputSource
 ends             where microbatches come from and results go: a file, or requests and answers
 results          result files and accuracy; row_formats, row_documents and parquet make the rows
+output_rows      the file of rows, from its unfinished output
+prompts, answers prompts of decoders, from files, and their answers as .jsonl
 protected_files  inputs that no output may replace
 """
 

@@ -19,11 +19,15 @@ __all__ = ["COMPANIONS", "check_run_outputs", "input_paths", "model_paths"]
 COMPANIONS = frozenset(
     {
         "added_tokens.json",
+        "chat_template.jinja",
         "config.json",
+        "generation_config.json",
+        "merges.txt",
         "preprocessor_config.json",
         "special_tokens_map.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "vocab.json",
         "vocab.txt",
     }
 )

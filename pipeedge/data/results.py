@@ -7,19 +7,18 @@ can go on from the unfinished output.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
+from typing import BinaryIO
 
 import torch
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
-from pipeedge.base.files import check_writable, temporary_beside
+from pipeedge.base.files import check_writable
 from pipeedge.base.streams import print_data
-from pipeedge.base.wording import printable
+from pipeedge.data.output_rows import OutputRows
 from pipeedge.data.parquet import ParquetRows, check_pyarrow
 from pipeedge.data.row_documents import ClassDocuments, Documents, TokenDocuments, VectorDocuments
 from pipeedge.data.row_formats import ArrayRows, CsvRows, JsonRows, RowFormat, TokenArrayRows
@@ -62,6 +61,7 @@ _KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "logits": ("classifies", (".csv", ".jsonl", ".npz", ".parquet")),
         "tokens": ("classifies every token", (".jsonl", ".npz", ".parquet")),
         "vector": ("gives vectors, not classes", (".jsonl", ".npz", ".parquet")),
+        "text": ("generates text", (".jsonl",)),
     }
 )
 """What a model does, by its kind of output, and the suffixes of the files that have room for it."""
@@ -109,15 +109,14 @@ def check_output_path(path: Path, model: Outline) -> None:
 
 
 def _listed(suffixes: Sequence[str]) -> str:
-    return f"{', '.join(suffixes[:-1])} and {suffixes[-1]}"
+    return " and ".join((*((", ".join(suffixes[:-1]),) if len(suffixes) > 1 else ()), suffixes[-1]))
 
 
-class ResultWriter:
-    """Writer of the results of a run; a context manager.
+class ResultWriter(OutputRows):
+    """Writer of the results of a run, which come in input order; a context manager.
 
-    Leaving the context normally completes the file. Leaving it by an exception keeps the rows in the
-    unfinished output. Standard output has a line of JSON for each item as soon as it is known. Without
-    ``path`` only the order and the number of the results are checked.
+    Standard output has a line of JSON for each item as soon as it is known. Without ``path`` only the order
+    and the number of the results are checked.
 
     Args:
         path: Path of the file, ``STANDARD_OUTPUT``, or None.
@@ -145,57 +144,15 @@ class ResultWriter:
         if path is not None:
             check_output_path(path, model)
             self._format = _row_format(".jsonl" if self._prints else path.suffix.lower(), model)
-        # Follow a link, so that the link itself is not replaced.
-        self._path = None if path is None or self._prints else path.resolve()
+        super().__init__(None if self._prints else path, depends_on, found, made_with)
         self._expected_items = expected_items
-        self._depends_on = dict(depends_on or {})
-        self._made_with = dict(made_with or {})
-        self._found = found
-        self._unfinished: UnfinishedOutput | None = None
         self._next_microbatch = 0
         self._items = 0
-        if found is not None:
-            self._check(found)
 
     @property
     def items(self) -> int:
         """Number of items written so far by this run."""
         return self._items
-
-    @property
-    def unfinished(self) -> Path | None:
-        """Path of the rows that a later run can go on from, or None if there are none."""
-        part = self._unfinished
-        return None if part is None or part.is_empty or not part.path.exists() else part.path
-
-    def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
-        """Add fingerprints that are known later than the others, but before the first row.
-
-        Raises:
-            RequestError: The rows that are there already are of another kind.
-        """
-        self._depends_on |= depends_on
-        if self._found is not None:
-            self._check(self._found)
-
-    def _check(self, found: Found) -> None:
-        """Compare the fingerprints that are known so far with those of the rows that are there."""
-        for what, value in self._depends_on.items():
-            before = found.depends_on.get(what)
-            if before != value:
-                raise RequestError(
-                    f"--resume: {printable(found.path)} was written with another value of {what} "
-                    f"({before or 'unknown'}, now {value}); leave out --resume to begin with the first item"
-                )
-
-    def __enter__(self) -> ResultWriter:
-        if self._path is not None:
-            with self._naming_the_file():
-                if self._found is not None:
-                    self._unfinished = UnfinishedOutput.go_on(self._found)
-                else:
-                    self._unfinished = UnfinishedOutput.begin(self._path, self._depends_on | self._made_with)
-        return self
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
         """Append the results of one microbatch; they must come in the order of their numbers, from 0.
@@ -213,45 +170,17 @@ class ResultWriter:
             )
         if self._prints and self._format is not None:
             print_data(self._format.encode(outputs, microbatch, is_first=not self._items))
-        elif self._unfinished is not None and self._format is not None:
-            with self._naming_the_file():
-                rows = self._format.describe(outputs, microbatch)
-                payload = self._format.encode(outputs, microbatch, is_first=self._unfinished.is_empty)
-                self._unfinished.append(rows, payload)
+        elif self._format is not None and self._has_file:
+            rows = self._format.describe(outputs, microbatch)
+            self._append(rows, self._format.encode(outputs, microbatch, is_first=self._is_empty))
         self._next_microbatch += 1
         self._items += len(outputs)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._complete()
-        finally:
-            if self._unfinished is not None:
-                self._unfinished.close()
 
     def _complete(self) -> None:
         if self._expected_items is not None and self._items != self._expected_items:
             raise PipeEdgeError(f"{self._items} results for {self._expected_items} items")
-        if self._path is None or self._unfinished is None or self._format is None:
-            return
-        temporary = temporary_beside(self._path)
-        try:
-            with self._naming_the_file():
-                with temporary.open("xb") as target:
-                    self._format.assemble(self._unfinished, target)
-                    # After a power failure, a file under the new name must have its contents.
-                    target.flush()
-                    os.fsync(target.fileno())
-                temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)  # missing if it was renamed
-        self._unfinished.remove()
+        super()._complete()
 
-    @contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise RequestError(f"--output {self._path}: cannot be written ({error.strerror})") from error
+    def _assemble(self, unfinished: UnfinishedOutput, target: BinaryIO) -> None:
+        if self._format is not None:
+            self._format.assemble(unfinished, target)

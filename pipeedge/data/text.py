@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +16,14 @@ import torch
 from pipeedge.base.deferred_imports import import_postponed
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
-from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, wide_encoding, words_for
+from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, words_for
 from pipeedge.data.companions import companion_file, hub_reachable
 from pipeedge.data.items import Item, Items
 from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
-from pipeedge.data.tokenizer_files import TOKENIZER_FILES, read_backend
+from pipeedge.data.text_files import input_name, read_text
+from pipeedge.data.tokenizer_files import DECODER_TOKENIZER_FILES, TOKENIZER_FILES, read_backend
 from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_INPUT
 
@@ -35,6 +35,7 @@ __all__ = [
     "check_sentence",
     "checked_row",
     "find_tokenizer",
+    "find_tokenizer_file",
     "open_tokenizer",
     "read_sentences",
 ]
@@ -441,15 +442,28 @@ def open_tokenizer(model: Outline, directories: Iterable[Path]) -> Tokenizer:
     Raises:
         InputError: There is none. The message says where to put one.
     """
+    return read_tokenizer(find_tokenizer_file(model, directories), model)
+
+
+def find_tokenizer_file(model: Outline, directories: Iterable[Path]) -> Path:
+    """Return a file of the model's tokenizer on this machine, or fetch it from the hub.
+
+    Raises:
+        InputError: There is none. The message says where to put one.
+    """
     directories = tuple(directories)
-    found = find_tokenizer(model, directories)
+    names = DECODER_TOKENIZER_FILES if model.output_kind == "text" else TOKENIZER_FILES
+    found = companion_file(model.name, directories, names)
+    if found is None and model.directory is None:
+        found = download_tokenizer(model.name)
     if found is not None:
         return found
-    if model.directory is None:
-        downloaded = download_tokenizer(model.name)
-        if downloaded is not None:
-            return read_tokenizer(downloaded, model)
     where = " or ".join(map(str, directories)) or "a model directory and name that with -m"
+    if model.output_kind == "text":
+        raise InputError(
+            f"no vocabulary for {model.name}, so token ids cannot become text: put its tokenizer.json into "
+            f"{where}"
+        )
     raise InputError(
         f"no vocabulary for {model.name}, so sentences cannot become token ids: put its tokenizer.json or "
         f"vocab.txt into {where}, or give token ids as .npz"
@@ -493,18 +507,7 @@ def read_sentences(
     Raises:
         InputError: The file cannot be read as UTF-8 text, has no such column, or no sentence.
     """
-    name = "standard input" if path == STANDARD_INPUT else str(path)
-    try:
-        content = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
-        encoding = wide_encoding(content)
-        if encoding is not None:
-            converted = "-" if path == STANDARD_INPUT else f"{shlex.quote(name)} > utf-8{path.suffix}"
-            raise InputError(
-                f"{name}: is {encoding} text; convert it to UTF-8: iconv -f {encoding} -t UTF-8 {converted}"
-            )
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error
+    name, text = input_name(path), read_text(path)
     rows = [
         row if isinstance(row, BadRow) else _sentence(row, classes)
         for row in _rows(path, text, name, columns)

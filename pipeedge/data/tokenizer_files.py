@@ -16,14 +16,15 @@ from pipeedge.base.json_file import find_json
 from pipeedge.base.json_types import ValueKind, is_kind, mismatch
 from pipeedge.base.wording import excerpt
 
-__all__ = ["TOKENIZER_FILE", "TOKENIZER_FILES", "check_tokenizer", "read_backend"]
+__all__ = ["DECODER_TOKENIZER_FILES", "TOKENIZER_FILE", "TOKENIZER_FILES", "check_tokenizer", "read_backend"]
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
+DECODER_TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json")
 
 
 def read_backend(path: Path) -> Any:
-    """Return the tokenizer of transformers in the directory of ``path``, one of ``TOKENIZER_FILES``.
+    """Return the tokenizer of transformers in the directory of ``path``, one of the files above.
 
     Raises:
         InputError: The files are damaged.
@@ -34,7 +35,7 @@ def read_backend(path: Path) -> Any:
     directory = path.parent
     check_tokenizer(directory)
     try:
-        if (directory / "tokenizer_config.json").is_file():
+        if (directory / "tokenizer_config.json").is_file() or path.name == "vocab.json":
             return AutoTokenizer.from_pretrained(directory, local_files_only=True)
         if path.name == TOKENIZER_FILE:
             return PreTrainedTokenizerFast(tokenizer_file=str(path))

@@ -78,7 +78,9 @@ class Found:
     kept_items: int
     """Number of these that are not computed again."""
     position: int
-    """Position in the input at which a run goes on."""
+    """Position in the input at which a run goes on, if rows come in input order."""
+    numbers: frozenset[int] = frozenset()
+    """Positions of the items that are not computed again, if rows come in any order."""
 
     def close(self) -> None:
         """Release the lock, so that another run can take the file."""
@@ -119,11 +121,15 @@ def _survey(part: Path, stream: BinaryIO) -> Found:
     start, depends_on = _read_header(stream, part)
     before = end = start
     position = previous_position = items = kept = 0
+    numbers: list[int] = []
     for after, rows in _records(stream, start):
         before, end = end, after
         previous_position, position = position, rows.numbers[-1] + 1
         kept, items = items, items + len(rows.numbers)
-    return Found(part, stream, depends_on, start, before, items, kept, previous_position)
+        numbers += rows.numbers
+    return Found(
+        part, stream, depends_on, start, before, items, kept, previous_position, frozenset(numbers[:kept])
+    )
 
 
 def _read_header(stream: BinaryIO, part: Path) -> tuple[int, Mapping[str, str]]:
@@ -233,23 +239,34 @@ class UnfinishedOutput:
         self._end += len(record)
 
     def rows(self) -> Iterator[Rows]:
-        """Yield the description of the rows of each microbatch."""
-        for described, _ in self._read(payloads=False):
-            yield described
+        """Yield the description of the rows of each microbatch, as they were appended."""
+        for rows, _, _ in self._survey():
+            yield rows
 
     def payloads(self) -> Iterator[bytes]:
-        """Yield the rows of each microbatch."""
-        for _, payload in self._read(payloads=True):
-            yield payload
+        """Yield the rows of each microbatch, as they were appended."""
+        for _, offset, length in self._survey():
+            yield self._payload(offset, length)
 
-    def _read(self, *, payloads: bool) -> Iterator[tuple[Rows, bytes]]:
+    def payloads_in_order(self) -> Iterator[bytes]:
+        """Yield the rows of each microbatch, in the order of its first item in the input."""
+        for _, offset, length in sorted((rows.numbers[0], *place) for rows, *place in self._survey()):
+            yield self._payload(offset, length)
+
+    def _survey(self) -> Iterator[tuple[Rows, int, int]]:
+        """Yield the description of each record, with the offset and the size of its payload in bytes."""
         offset = self._start
         while offset < self._end:
             self._stream.seek(offset)
             described, length, _ = _HEAD.unpack(self._stream.read(_HEAD.size))
             rows = _read_rows(self._stream.read(described))
-            yield rows, self._stream.read(length - described) if payloads else b""
-            offset += _HEAD.size + length
+            offset += _HEAD.size
+            yield rows, offset + described, length - described
+            offset += length
+
+    def _payload(self, offset: int, length: int) -> bytes:
+        self._stream.seek(offset)
+        return self._stream.read(length)
 
     def close(self) -> None:
         """Close the file; a later run can go on from it. Without rows, it is removed."""

@@ -8,7 +8,7 @@ sampler      scores -> the next token
 text_stream  tokens -> pieces of text, without half characters and stop strings
 vocabulary   the tokenizer and its chat template
 prompt       texts, token ids and conversations -> prompts as tokens
-generation   scores in, tokens and text out: one answer
+generation   scores in, tokens and text out: one answer; answer_documents makes JSON of it
 
     read_generation_config -> Sampling ─┐
     text, messages ──> PromptMaker ─────┴─> Prompt ──> Generation.take(scores) -> Piece ... ──> answer()

@@ -47,6 +47,8 @@ class WrittenAnswer:
     finish_reason: FinishReason
     prompt_tokens: int
     """Number of tokens of the prompt."""
+    choices: int = 1
+    """Number of answers to this prompt."""
 
 
 @dataclass
@@ -132,4 +134,5 @@ class Generation:
             tuple(self._drawn),
             self.finish_reason or FinishReason.LENGTH,
             len(self.prompt.tokens),
+            self.prompt.sampling.n,
         )

@@ -83,11 +83,18 @@ class Vocabulary:
         """Return whether a token is a byte whose text depends on the bytes after it, as sentencepiece has."""
         return token in self._bytes
 
-    def piece(self, token: int) -> str:
-        """Return the text of one token by itself, special or not."""
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, special or not; a part of a character for some."""
+        if token >= len(self.backend):
+            return b""
+        piece = str(self.backend.convert_ids_to_tokens(token))
+        if token in self._bytes:
+            return bytes([int(piece[3:-1], 16)])
+        if self._letters and token not in self.backend.added_tokens_decoder:
+            return bytes(self._letters[letter] for letter in piece)
         return str(
             self.backend.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        ).encode()
 
     def with_tokens(self, sampling: Sampling) -> Sampling:
         """Return the options with words that are forbidden as tokens.
@@ -134,3 +141,13 @@ class Vocabulary:
     def _bytes(self) -> frozenset[int]:
         found = self.backend.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])
         return frozenset(found) - {self.backend.unk_token_id, None}
+
+    @cached_property
+    def _letters(self) -> Mapping[str, int]:
+        """Bytes by the letters that stand for them in pieces of a byte-level tokenizer; empty for others."""
+        inner = getattr(self.backend, "backend_tokenizer", None)
+        if inner is None or "ByteLevel" not in str(inner.decoder):
+            return {}
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        return {letter: byte for byte, letter in bytes_to_unicode().items()}

@@ -38,6 +38,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.pickled
            weights.download
 decoding   pages steps loop sampling sampler text_stream vocabulary prompt generation
+           answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
@@ -50,9 +51,9 @@ control    clocks failures liveness load_deadline messages announcement roster a
 plan       model_limits cache_size sched_pipeline problem specs listed_model spec_files spec_writing
            schedule_files link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
-data       sentence_rules tokenizer_files beginnings items source labels png
-           pictures selection tables unfinished row_documents row_formats parquet results
-           ends arrays companions images text imagenet cola defaults opening
+data       sentence_rules tokenizer_files beginnings text_files items source labels png
+           pictures selection tables unfinished output_rows row_documents row_formats parquet results
+           ends arrays companions images text prompts answers imagenet cola defaults opening
            protected_files fingerprint agreement
 report     document saved charts gantt plan_changes run_report bottleneck comparison
            render main __main__

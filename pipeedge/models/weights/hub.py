@@ -42,6 +42,7 @@ _SMALL_FILES = (
     "processor_config.json",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model"),
+    *("generation_config.json", "chat_template.jinja"),
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
