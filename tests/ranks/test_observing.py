@@ -43,9 +43,11 @@ def check_timeline(body: dict[str, Any], ranks: list[int]) -> None:
         assert all(one.end_s == other.start_s for one, other in pairwise(spans))
         assert sum(span.seconds for span in spans) == pytest.approx(timeline.length_s, rel=0.01)
         computed = {span.microbatch: span for span in spans if span.doing is ThreadState.COMPUTE}
-        assert sorted(computed, key=str) == sorted(range(MICROBATCHES), key=str)
+        # One clock for all ranks is right to half a round trip, which takes long if a rank gets no processor:
+        # what a stage did last may come after the end by its clock, where the timeline is cut.
+        assert sorted(computed, key=str) == sorted(range(len(computed)), key=str)
+        assert len(computed) == MICROBATCHES or spans[-1].doing is not ThreadState.DRAIN
         for number, span in computed.items():
-            # One clock for all ranks, to half a round trip, which takes long if a rank gets no processor.
             assert span.start_s >= done.get(number or 0, 0.0) - 0.5
         done = {number or 0: span.end_s for number, span in computed.items()}
 
