@@ -81,8 +81,8 @@ def disagreement(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
 def unlikeness(facts: Mapping[int, Mapping[str, Any]]) -> str | None:
     """Describe how ranks that work together differ in torch or kind of processor; None if they are alike.
 
-    Frames and kernels are defined to the byte, whatever computes them. But torch rounds sums in another order on
-    another processor, and sometimes in another version.
+    Frames and codes are defined to the byte, whatever computes them. But torch rounds sums in another order
+    on another processor, and sometimes in another version.
     """
     kinds: dict[str, list[int]] = {}
     for rank, told in sorted(facts.items()):

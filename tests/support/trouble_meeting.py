@@ -201,8 +201,8 @@ def facts_are_missing(patch: Patch) -> str:
 
 
 @says(
-    "the ranks are not alike (torch 2.13.0 on x86_64: rank 0; torch 2.10.0 on aarch64: rank 1): the last bits of "
-    "results depend on which computes which layer"
+    "the ranks are not alike (torch 2.13.0 on x86_64: rank 0; torch 2.10.0 on aarch64: rank 1): the last "
+    "bits of results depend on which computes which layer"
 )
 def ranks_are_unlike(patch: Patch) -> str:
     facts = [("2.13.0", "x86_64"), ("2.10.0", "aarch64")]
