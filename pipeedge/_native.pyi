@@ -293,7 +293,7 @@ class DecoderStage:
         pages: int,
         window_pages: int,
     ) -> None: ...
-    def fill(self, block: int, name: str, first: int, values: _Stream) -> None:
+    def fill(self, block: int, name: str, first: int, values: _Stream, *, threads: int = 1) -> None:
         """Pack a part of the weights of a block, from row ``first`` on; a vector is float32.
 
         Raises:
@@ -335,7 +335,7 @@ class DecoderHead:
         scale: float,
         cap: float,
     ) -> None: ...
-    def fill(self, name: str, first: int, values: _Stream) -> None:
+    def fill(self, name: str, first: int, values: _Stream, *, threads: int = 1) -> None:
         """Pack a part of ``weight``, or copy ``norm`` or ``bias``.
 
         Raises:

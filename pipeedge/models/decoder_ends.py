@@ -16,9 +16,10 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import DecoderOptions
-from pipeedge.models.layers.decoder import read_tensor
+from pipeedge.models.layers.decoder import as_array, read_rows
 from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.locating import Filling
 from pipeedge.models.weights.mapping import map_values
 from pipeedge.models.weights.names import same
 from pipeedge.models.words import WORD_TABLE, look_up
@@ -71,28 +72,35 @@ class DecoderEnds:
             for name, shape in family_of(architecture).shapes(architecture, 0).items()
             if not name.startswith("block.")
         }
+        threads = torch.get_num_threads()
         for filling in check_tensors(shapes, architecture, file):
             name, shape = filling.parameter, shapes[filling.parameter].shape
             if name == WORD_TABLE:
-                source, entry = filling.sources[0], file.entry(filling.sources[0].name)
-                place = file.place(source.name) if source.layout is same and entry.dtype else None
-                mapped = None if place is None or entry.dtype is None else map_values(place, entry.dtype)
-                if options.tied:
-                    self._native.fill("weight", 0, _array(read_tensor(filling, shape, dtype, file, progress)))
-                if mapped is not None:
-                    self._words = mapped.view(shape)
-                else:
-                    self._words = read_tensor(filling, shape, self.stream_dtype, file, progress)
-                continue
-            values = read_tensor(filling, shape, dtype, file, progress)
-            if name == _POSITIONS:
-                self._positions = values.to(self.stream_dtype)
-            elif name == "head.scores.weight":
-                self._native.fill("weight", 0, _array(values))
-            elif name == "head.norm.bias":
-                self._native.fill("norm", architecture.hidden, _array(values))
-            else:
-                self._native.fill("norm", 0, _array(values + 1 if options.norm_offset else values))
+                self._words = self._read_words(filling, shape, file)
+            if name == "head.scores.weight" or (name == WORD_TABLE and options.tied):
+                for row, values in read_rows(filling, shape, file, progress):
+                    self._native.fill("weight", row, as_array(values), threads=threads)
+            elif name == _POSITIONS:
+                self._positions = torch.empty(shape, dtype=self.stream_dtype)
+                for row, values in read_rows(filling, shape, file, progress):
+                    self._positions[row : row + len(values)] = values
+            elif name != WORD_TABLE:
+                first = architecture.hidden if name == "head.norm.bias" else 0
+                offset = options.norm_offset and name == "head.norm.weight"
+                for row, values in read_rows(filling, shape, file, progress):
+                    self._native.fill("norm", first + row, as_array(values + 1 if offset else values))
+
+    def _read_words(self, filling: Filling, shape: Sequence[int], file: WeightsFile) -> torch.Tensor:
+        """Return the table of words, mapped if that is possible."""
+        source, entry = filling.sources[0], file.entry(filling.sources[0].name)
+        place = file.place(source.name) if source.layout is same and entry.dtype else None
+        mapped = None if place is None or entry.dtype is None else map_values(place, entry.dtype)
+        if mapped is not None:
+            return mapped.view(tuple(shape))
+        table = torch.empty(tuple(shape), dtype=self.stream_dtype)
+        for name, view in filling.views(table, 1):
+            file.read_into(name, view)
+        return table
 
     @property
     def weight_bytes(self) -> int:
@@ -126,14 +134,9 @@ class DecoderEnds:
         """
         scores = torch.empty((len(hidden), self.architecture.num_labels))
         self._native.score(
-            _array(hidden),
+            as_array(hidden),
             scores.numpy(),
             threads=torch.get_num_threads() if threads is None else threads,
             variant=variant,
         )
         return scores
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    """Return a tensor's memory as the native code expects it: float32, or the bits of bfloat16."""
-    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

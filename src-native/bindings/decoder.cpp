@@ -88,7 +88,8 @@ void* room_in(py::array& array, const char* name, Type stream, std::size_t size)
   return array.mutable_data();
 }
 
-void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, const py::array& values) {
+void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, const py::array& values,
+                 py::ssize_t threads) {
   if (matrix.inputs() == 0) throw py::value_error("there is no " + name + " here");
   if (values.ndim() != 2 || static_cast<std::size_t>(values.shape(1)) != matrix.inputs()) {
     throw py::value_error(name + " is not a matrix of " + std::to_string(matrix.inputs()) + " inputs");
@@ -101,11 +102,12 @@ void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, con
   const bool halves = !py::isinstance<py::array_t<float>>(values);
   const void* data =
       values_of(values, name.c_str(), halves ? Type::kBfloat16 : Type::kFloat32, count * matrix.inputs());
+  const std::size_t most = positive(threads, "threads");
   py::gil_scoped_release unlocked;
   if (halves) {
-    matrix.pack(from, count, static_cast<const Half*>(data));
+    matrix.pack(from, count, static_cast<const Half*>(data), most);
   } else {
-    matrix.pack(from, count, static_cast<const float*>(data));
+    matrix.pack(from, count, static_cast<const float*>(data), most);
   }
 }
 
@@ -137,7 +139,8 @@ class Stage {
                     activation, scale, score_cap, residual_scale, rotations, temper_from, temper, blocks, first, end,
                     pages, window_pages)) {}
 
-  void fill(py::ssize_t number, const std::string& name, py::ssize_t first, const py::array& values) {
+  void fill(py::ssize_t number, const std::string& name, py::ssize_t first, const py::array& values,
+            py::ssize_t threads) {
     if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
       throw py::value_error("there is no block " + std::to_string(number));
     }
@@ -145,7 +148,7 @@ class Stage {
     const std::pair<const char*, Matrix*> matrices[] = {
         {"qkv", &block.qkv}, {"proj", &block.proj}, {"gate", &block.gate}, {"up", &block.up}, {"down", &block.down}};
     for (const auto& [own, matrix] : matrices) {
-      if (name == own) return fill_matrix(*matrix, name, first, values);
+      if (name == own) return fill_matrix(*matrix, name, first, values, threads);
     }
     const std::pair<const char*, std::vector<float>*> vectors[] = {
         {"qkv_bias", &block.qkv_bias},   {"proj_bias", &block.proj_bias},
@@ -287,8 +290,8 @@ class Head {
       : head_(type_of(weights), type_of(stream), positive(hidden, "hidden"), positive(tokens, "tokens"), norm_centred,
               eps, scale, cap) {}
 
-  void fill(const std::string& name, py::ssize_t first, const py::array& values) {
-    if (name == "weight") return fill_matrix(head_.matrix(), name, first, values);
+  void fill(const std::string& name, py::ssize_t first, const py::array& values, py::ssize_t threads) {
+    if (name == "weight") return fill_matrix(head_.matrix(), name, first, values, threads);
     if (name == "bias") return fill_vector(head_.bias(), name, first, values);
     if (name == "norm") return fill_vector(head_.norm(), name, first, values);
     throw py::value_error("a head has no '" + name + "'");
@@ -334,7 +337,8 @@ void bind_decoder(py::module_& module) {
            py::arg("head_norm"), py::arg("gated"), py::arg("activation"), py::arg("scale"), py::arg("score_cap"),
            py::arg("residual_scale"), py::arg("rotations"), py::arg("temper_from"), py::arg("temper"),
            py::arg("blocks"), py::arg("first"), py::arg("end"), py::arg("pages"), py::arg("window_pages"))
-      .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"))
+      .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
+           py::arg("threads") = 1)
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
            py::arg("threads"), py::arg("variant") = py::none())
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
@@ -343,7 +347,8 @@ void bind_decoder(py::module_& module) {
       .def(py::init<const std::string&, const std::string&, py::ssize_t, py::ssize_t, bool, float, float, float>(),
            py::kw_only(), py::arg("weights"), py::arg("stream"), py::arg("hidden"), py::arg("tokens"),
            py::arg("norm_centred"), py::arg("eps"), py::arg("scale"), py::arg("cap"))
-      .def("fill", &Head::fill, py::arg("name"), py::arg("first"), py::arg("values"))
+      .def("fill", &Head::fill, py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
+           py::arg("threads") = 1)
       .def("score", &Head::score, py::arg("hidden"), py::arg("scores"), py::kw_only(), py::arg("threads"),
            py::arg("variant") = py::none())
       .def_property_readonly("weight_bytes", &Head::weight_bytes);

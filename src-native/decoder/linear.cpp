@@ -16,6 +16,7 @@
 #include <unistd.h>
 #endif
 
+#include "../parallel/in_threads.hpp"
 #include "variants.hpp"
 
 namespace pipeedge::decoder {
@@ -35,6 +36,15 @@ std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part
 
 std::size_t values_of_unit(Type type) { return type == Type::kFloat32 ? 1 : type == Type::kBfloat16 ? 2 : kUnit; }
 
+constexpr Half kNotANumber = 0x7fc0;
+
+std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+float widened(float value) { return value; }
 float widened(Half half) {
   const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
   float value;
@@ -43,18 +53,57 @@ float widened(Half half) {
 }
 
 /// The bits of the nearest bfloat16, ties to even; NaN for NaN.
+Half narrowed(Half half) { return half; }
 Half narrowed(float value) {
-  if (std::isnan(value)) return 0x7fc0;
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
+  if (std::isnan(value)) return kNotANumber;
+  const std::uint32_t bits = bits_of(value);
   return static_cast<Half>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <typename Value>
+std::uint32_t pair_of(const Value* values) {
+  return narrowed(values[0]) | static_cast<std::uint32_t>(narrowed(values[1])) << 16;
+}
+
+template <typename Value>
+void widen_some(const Value* values, std::size_t count, float* out) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = widened(values[i]);
 }
 
 /// The bits of the smallest bfloat16 that is not below a finite value above 0.
 Half narrowed_up(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return static_cast<Half>((bits + 0xffff) >> 16);
+  return static_cast<Half>((bits_of(value) + 0xffff) >> 16);
+}
+
+float largest_of(const float* values) {
+  float lanes[4] = {};
+  for (std::size_t i = 0; i < kGroup; i += 4) {
+    for (std::size_t l = 0; l < 4; ++l) {
+      const float size = std::abs(values[i + l]);
+      lanes[l] = lanes[l] < size ? size : lanes[l];
+    }
+  }
+  return std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
+}
+
+/// Writes the scale and the codes of a group of weights of one output.
+void put_codes(const float* weights, char* group, std::size_t column) {
+  constexpr float kRounder = 12582912.0F;  // adding and subtracting 1.5 * 2^23 rounds to a whole number
+  // The scale is rounded up before the codes are made with it, so that none exceeds 127.
+  // Numbers that are not finite give NaN.
+  float sum = 0;
+  for (std::size_t k = 0; k < kGroup; ++k) sum += weights[k] - weights[k];
+  const bool finite = sum == 0;
+  const Half half = finite ? narrowed_up(std::max(largest_of(weights) / 127, 1e-30F)) : kNotANumber;
+  const float scale = widened(half);
+  std::memcpy(group + column * sizeof half, &half, sizeof half);
+  std::uint8_t codes[kGroup];
+  for (std::size_t k = 0; k < kGroup; ++k) {
+    const float code = finite ? (weights[k] / scale + kRounder) - kRounder : 0;
+    codes[k] = static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
+  }
+  char* to = group + kColumns * sizeof half + column * kUnit;
+  for (std::size_t q = 0; q < kGroup / kUnit; ++q) std::memcpy(to + q * kColumns * kUnit, codes + q * kUnit, kUnit);
 }
 
 #ifdef PIPEEDGE_DECODER_AMX
@@ -202,52 +251,52 @@ std::size_t Matrix::panel_bytes() const {
   return units() * kUnit * kColumns;
 }
 
-void Matrix::put(std::size_t output, const float* weights) {
+template <typename Value>
+void Matrix::put(std::size_t output, std::size_t count, const Value* weights) {
   char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t column = output % kColumns;
-  switch (type_) {
-    case Type::kFloat32:
-      for (std::size_t k = 0; k < inputs_; ++k) {
-        std::memcpy(panel + (k * kColumns + column) * kUnit, weights + k, sizeof(float));
+  if (type_ == Type::kInt8) {
+    for (std::size_t n = 0; n < count; ++n) {
+      for (std::size_t k = 0; k < inputs_; k += kGroup) {
+        float group[kGroup] = {};
+        widen_some(weights + n * inputs_ + k, std::min(kGroup, inputs_ - k), group);
+        put_codes(group, panel + k / kGroup * kGroupBytes, column + n);
       }
-      break;
-    case Type::kBfloat16:
-      for (std::size_t k = 0; k < inputs_; ++k) {
-        const Half half = narrowed(weights[k]);
-        std::memcpy(panel + (k / 2 * kColumns + column) * kUnit + k % 2 * sizeof half, &half, sizeof half);
+    }
+    return;
+  }
+  // Some units of all outputs at a time, so that what is written stays in the first-level cache.
+  constexpr std::size_t kSome = 16;
+  const std::size_t values = values_of_unit(type_), all = parts_of(inputs_, values);
+  for (std::size_t first = 0; first < all; first += kSome) {
+    const std::size_t last = std::min(all, first + kSome);
+    for (std::size_t n = 0; n < count; ++n) {
+      const Value* row = weights + n * inputs_;
+      char* to = panel + (column + n) * kUnit;
+      for (std::size_t u = first; u < last; ++u) {
+        const std::uint32_t unit = type_ == Type::kFloat32       ? bits_of(widened(row[u]))
+                                   : u * values + 1 < inputs_ ? pair_of(row + u * values)
+                                                              : narrowed(row[u * values]);
+        std::memcpy(to + u * kColumns * kUnit, &unit, kUnit);
       }
-      break;
-    case Type::kInt8:
-      for (std::size_t first = 0; first < inputs_; first += kGroup, panel += kGroupBytes) {
-        const std::size_t count = std::min(kGroup, inputs_ - first);
-        float largest = 0;
-        for (std::size_t k = 0; k < count; ++k) largest = std::max(largest, std::abs(weights[first + k]));
-        // The scale is rounded up before the codes are made with it, so that none exceeds 127.
-        const Half half = narrowed_up(std::max(largest / 127, 1e-30F));
-        const float scale = widened(half);
-        std::memcpy(panel + column * sizeof half, &half, sizeof half);
-        auto* codes = reinterpret_cast<std::uint8_t*>(panel + kColumns * sizeof half);
-        for (std::size_t k = 0; k < kGroup; ++k) {
-          const float code = k < count ? std::nearbyint(weights[first + k] / scale) : 0.0F;
-          codes[(k / kUnit * kColumns + column) * kUnit + k % kUnit] =
-              static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
-        }
-      }
-      break;
+    }
   }
 }
 
-void Matrix::pack(std::size_t first, std::size_t count, const float* weights) {
-  for (std::size_t n = 0; n < count; ++n) put(first + n, weights + n * inputs_);
+template <typename Value>
+void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads) {
+  constexpr std::size_t kWorkOfValue = 16;  // in multiplications
+  const std::size_t begin = first / kColumns, end = parts_of(first + count, kColumns);
+  parallel::in_threads(end - begin, kColumns * inputs_ * kWorkOfValue, threads, [&](parallel::Range panels) {
+    for (std::size_t p = begin + panels.begin; p < begin + panels.end; ++p) {
+      const std::size_t from = std::max(first, p * kColumns), to = std::min(first + count, (p + 1) * kColumns);
+      put(from, to - from, weights + (from - first) * inputs_);
+    }
+  });
 }
 
-void Matrix::pack(std::size_t first, std::size_t count, const Half* weights) {
-  std::vector<float> row(inputs_);
-  for (std::size_t n = 0; n < count; ++n) {
-    for (std::size_t k = 0; k < inputs_; ++k) row[k] = widened(weights[n * inputs_ + k]);
-    put(first + n, row.data());
-  }
-}
+template void Matrix::pack(std::size_t first, std::size_t count, const float* weights, std::size_t threads);
+template void Matrix::pack(std::size_t first, std::size_t count, const Half* weights, std::size_t threads);
 
 void Matrix::unpack(std::size_t output, float* weights) const {
   const char* panel = memory_.data() + output / kColumns * panel_bytes();

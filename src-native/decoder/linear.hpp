@@ -74,8 +74,8 @@ class Matrix {
   Matrix(Type type, std::size_t outputs, std::size_t inputs);
 
   /// Packs weights [count, inputs] as outputs from `first` on. Halves are the bits of bfloat16.
-  void pack(std::size_t first, std::size_t count, const float* weights);
-  void pack(std::size_t first, std::size_t count, const Half* weights);
+  template <typename Value>
+  void pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads = 1);
 
   /// Writes the weights of an output as they are used.
   void unpack(std::size_t output, float* weights) const;
@@ -99,7 +99,8 @@ class Matrix {
   std::size_t piece_panels(std::size_t rows, std::size_t threads) const;
   std::size_t units() const;
   std::size_t panel_bytes() const;
-  void put(std::size_t output, const float* weights);
+  template <typename Value>
+  void put(std::size_t output, std::size_t count, const Value* weights);
 
   Type type_ = Type::kFloat32;
   std::size_t outputs_ = 0, inputs_ = 0;

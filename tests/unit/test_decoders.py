@@ -19,6 +19,7 @@ from pipeedge.models import find_outline
 from pipeedge.models.decoder import DecoderModel, find_decoder
 from pipeedge.models.families.catalogue import parse_hf_config
 from pipeedge.models.families.decoder import DecoderOptions
+from pipeedge.models.layers import decoder as decoder_layers
 
 LONGEST = 130
 
@@ -135,6 +136,22 @@ def test_rows_do_not_see_each_other(
         joined = torch.cat(other)
         assert torch.equal(one.view(torch.uint8), joined.view(torch.uint8))
         assert torch.equal(alone.score(one[-1:]), together.score(joined)[-1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("name", ["llama3", "phi3-long", "gpt2"])
+def test_weights_read_in_small_parts_are_the_same(
+    name: str,
+    dtype: torch.dtype,
+    saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, tokens = find_decoder(saved[name][0]), list(range(1, 9))
+    whole = found_scores(LocalDecoder(model, dtype, context=32), tokens, [8])
+    monkeypatch.setattr(decoder_layers, "_PART_VALUES", 1)
+    monkeypatch.setattr(decoder_layers, "_TOGETHER", 5)  # parts end within panels, and within a gate
+    parts = found_scores(LocalDecoder(model, dtype, context=32), tokens, [8])
+    assert torch.equal(whole, parts)
 
 
 def test_windows_keep_no_more_pages_than_they_need(

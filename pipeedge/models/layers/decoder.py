@@ -18,7 +18,8 @@ Shapes in docstrings: R rows, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,9 @@ from pipeedge.models.rotary import scaled_frequencies
 from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling
+from pipeedge.models.weights.names import same
 
-__all__ = ["PAGE", "DecoderStage", "StepRows", "part_shapes", "read_tensor"]
+__all__ = ["PAGE", "DecoderStage", "StepRows", "as_array", "part_shapes", "read_rows"]
 
 PAGE: int = native.DECODER_PAGE
 """Positions of a page of the cache."""
@@ -71,6 +73,10 @@ _NORMS = {
     "k_norm": "key_norm",
 }
 """Norms, and what native code calls them."""
+_PART_VALUES = 1 << 21
+"""Number of values of a matrix that are read and packed at a time, about."""
+_TOGETHER = 64
+"""Number of rows that packing divides among threads without sharing a panel."""
 
 
 @dataclass(frozen=True)
@@ -185,27 +191,36 @@ class DecoderStage:
         shapes = self.stored_tensors()
         for filling in check_tensors(shapes, self.architecture, file):
             _, number, module, kind = filling.parameter.split(".")
-            values = read_tensor(filling, shapes[filling.parameter].shape, self.dtype, file, progress)
-            self._put(int(number) // LAYERS_PER_BLOCK - self._first_block, module, kind, values)
+            block = int(number) // LAYERS_PER_BLOCK - self._first_block
+            for row, values in read_rows(filling, shapes[filling.parameter].shape, file, progress):
+                self._put(block, module, kind, row, values)
         return self
 
-    def _put(self, block: int, module: str, kind: str, values: torch.Tensor) -> None:
-        """Hand a tensor to native code: a matrix in its type, or a vector in float32."""
+    def _put(self, block: int, module: str, kind: str, row: int, values: torch.Tensor) -> None:
+        """Hand a parameter's rows from ``row`` on to native code."""
         options = self.architecture.own(DecoderOptions)
         width, size = self.architecture.hidden, self.architecture.width_of_head
         if module in _NORMS:
             if options.norm_offset and kind == "weight":
                 values = values + 1
-            self._native.fill(block, _NORMS[module], width if kind == "bias" else 0, _array(values))
+            first = row + (width if kind == "bias" else 0)
+            self._native.fill(block, _NORMS[module], first, as_array(values))
+            return
+        if module == "gate_up":
+            inner = self.architecture.intermediate
+            gate = max(0, inner - row)  # rows of the gate, which come first
+            self._fill(block, "gate", kind, row, values[:gate])
+            self._fill(block, "up", kind, max(0, row - inner), values[gate:])
             return
         queries, keys = self.architecture.heads * size, options.kv_heads * size
         places = {"q": ("qkv", 0), "k": ("qkv", queries), "v": ("qkv", queries + keys)}
-        parts = [(*places.get(module, (module, 0)), values)]
-        if module == "gate_up":
-            gate, up = values.chunk(2)
-            parts = [("gate", 0, gate), ("up", 0, up)]
-        for name, first, part in parts:
-            self._native.fill(block, name if kind == "weight" else f"{name}_bias", first, _array(part))
+        name, first = places.get(module, (module, 0))
+        self._fill(block, name, kind, first + row, values)
+
+    def _fill(self, block: int, name: str, kind: str, row: int, values: torch.Tensor) -> None:
+        name = name if kind == "weight" else f"{name}_bias"
+        if len(values):
+            self._native.fill(block, name, row, as_array(values), threads=torch.get_num_threads())
 
     def checked_inputs(
         self, sequences: Sequence[StepRows], inputs: Sequence[torch.Tensor]
@@ -257,8 +272,8 @@ class DecoderStage:
         )
         self._native.step(
             [(one.pages, one.window_pages, one.position, one.rows) for one in sequences],
-            [_array(tensor) for tensor in inputs],
-            [_array(tensor) for tensor in outputs],
+            [as_array(tensor) for tensor in inputs],
+            [as_array(tensor) for tensor in outputs],
             threads=torch.get_num_threads() if threads is None else threads,
             variant=variant,
         )
@@ -276,21 +291,32 @@ def part_shapes(architecture: Architecture, block: int, part: int) -> dict[str, 
     return {name: shape for name, shape in own.items() if _PART_OF[name.partition(".")[0]] == part}
 
 
-def read_tensor(
+def read_rows(
     filling: Filling,
     shape: Sequence[int],
-    dtype: torch.dtype,
     file: WeightsFile,
     progress: Callable[[int], object] = lambda _: None,
-) -> torch.Tensor:
-    """Return a parameter: a matrix in bfloat16 if it is used in that type, all else in float32."""
-    halves = len(shape) > 1 and dtype is torch.bfloat16
-    tensor = torch.empty(tuple(shape), dtype=torch.bfloat16 if halves else torch.float32)
-    for name, view in filling.views(tensor, 1):
-        file.read_into(name, view, progress)
-    return tensor
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield a parameter of ``shape`` in parts: the number of the first row, and rows in float32 or bfloat16.
+
+    Parts are small, and valid until the next one is asked for.
+    """
+    if any(source.layout is not same for source in filling.sources):
+        tensor = torch.empty(tuple(shape))
+        for name, view in filling.views(tensor, 1):
+            file.read_into(name, view, progress)
+        yield 0, tensor
+        return
+    together = max(1, _PART_VALUES // math.prod(shape[1:]) // _TOGETHER) * _TOGETHER
+    row = 0
+    for source in filling.sources:
+        for part in file.read_rows(source.name, together):
+            halves = part.dtype is torch.bfloat16 and part.dim() > 1
+            yield row, part if halves else part.to(torch.float32)
+            row += len(part)
+            progress(part.numel())
 
 
-def _array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: torch.Tensor) -> Any:
     """Return a tensor's memory as the native code expects it: float32, or the bits of bfloat16."""
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()

@@ -16,11 +16,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from pipeedge.base.errors import WeightsError
 
 if TYPE_CHECKING:
+    import io
+
     import torch
 
 __all__ = ["FilePlace", "StreamedFile", "TensorEntry", "WeightsFile", "check_regular"]
@@ -105,6 +107,21 @@ class WeightsFile(ABC):
             WeightsError: The data ends early or is damaged.
         """
 
+    def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor in parts of so many rows of its first dimension, in the number type of the file.
+
+        Each part is valid until the next one is asked for.
+
+        Raises:
+            WeightsError: The data ends early or is damaged, or its type cannot be a weight.
+        """
+        import torch
+
+        entry = self.entry(name)
+        tensor = torch.empty(entry.shape, dtype=entry.dtype or torch.float32)
+        self.read_into(name, tensor)
+        yield from (tensor[start : start + rows] for start in range(0, len(tensor), rows))
+
     def place(self, name: str) -> FilePlace | None:
         """Return where the values of a tensor are, or None if they are compressed or not in order."""
         del name
@@ -122,29 +139,60 @@ class StreamedFile(WeightsFile):
         self, name: str, out: torch.Tensor, progress: Callable[[int], object] = lambda _: None
     ) -> None:
         """Copy a tensor into ``out``, a megabyte at a time."""
-        import torch
-
-        from pipeedge.base.archive import read_exactly
-
         entry = self.entry(name)
-        if entry.dtype is None:
-            raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
         view = out.permute(tuple(reversed(range(out.dim())))) if entry.column_major else out
         while view.dim() > 1 and view.shape[0] == 1:
             view = view[0]  # the first dimension is the one cut into pieces, so this keeps them small
         row = math.prod(view.shape[1:])
-        rows_at_once = max(1, _CHUNK_BYTES // (row * entry.dtype.itemsize))
-        with self._open(name) as stream:
-            for start in range(0, view.shape[0], rows_at_once):
-                part = view[start : start + rows_at_once]
-                data = read_exactly(stream, part.numel() * entry.dtype.itemsize)
-                if data is None:
+        rows_at_once = max(1, _CHUNK_BYTES // (row * self._type_of(name).itemsize))
+        start = 0
+        for piece in self._pieces(name, tuple(view.shape), rows_at_once):
+            view[start : start + len(piece)].copy_(piece)
+            start += len(piece)
+            progress(piece.numel())
+
+    def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor in parts of so many rows, which share one buffer."""
+        entry = self.entry(name)
+        if entry.column_major:
+            return super().read_rows(name, rows)
+        return self._pieces(name, entry.shape, rows)
+
+    def _type_of(self, name: str) -> torch.dtype:
+        entry = self.entry(name)
+        if entry.dtype is None:
+            raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
+        return entry.dtype
+
+    def _pieces(self, name: str, shape: tuple[int, ...], rows: int) -> Iterator[torch.Tensor]:
+        """Yield the data of a tensor in order, as parts of so many rows of ``shape``, in one buffer."""
+        import torch
+
+        dtype = self._type_of(name)
+        row = math.prod(shape[1:])
+        data = bytearray(min(rows, shape[0]) * row * dtype.itemsize)
+        with self._open(name) as stream, memoryview(data) as memory:
+            for start in range(0, shape[0], rows):
+                values = min(rows, shape[0] - start) * row
+                if not _fill(stream, memory[: values * dtype.itemsize]):
+                    whole = list(self.entry(name).shape)
                     raise WeightsError(
-                        f"{self.path} is truncated: the data of {name}, shape {list(entry.shape)}, "
-                        "ends early; fetch the file again"
+                        f"{self.path} is truncated: the data of {name}, shape {whole}, ends early; fetch the "
+                        "file again"
                     )
-                part.copy_(torch.frombuffer(data, dtype=entry.dtype).view(part.shape))
-                progress(part.numel())
+                if values:
+                    yield torch.frombuffer(data, dtype=dtype, count=values).view(-1, *shape[1:])
+
+
+def _fill(stream: IO[bytes], memory: memoryview) -> bool:
+    """Fill ``memory`` from a stream; return whether it had enough."""
+    read = 0
+    while read < len(memory):
+        part = cast("io.BufferedIOBase", stream).readinto(memory[read:])
+        if not part:
+            return False
+        read += part
+    return True
 
 
 def check_regular(path: Path) -> None:

@@ -51,6 +51,11 @@ class JoinedWeights(WeightsFile):
         file, own = self._places[name]
         file.read_into(own, out, progress)
 
+    def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor in parts of so many rows."""
+        file, own = self._places[name]
+        return file.read_rows(own, rows)
+
     def place(self, name: str) -> FilePlace | None:
         """Return where the values of a tensor are, or None if they are not in order."""
         file, own = self._places[name]

@@ -217,6 +217,10 @@ class IndexedDirectory(WeightsFile):
         """Copy a tensor into ``out``."""
         self._file(name).read_into(name, out, progress)
 
+    def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor in parts of so many rows."""
+        return self._file(name).read_rows(name, rows)
+
     def place(self, name: str) -> FilePlace:
         """Return where the values of a tensor are."""
         return self._file(name).place(name)
