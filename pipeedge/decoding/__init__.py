@@ -7,6 +7,7 @@ sampling     the options of an answer, and the model's own (generation_config.js
 sampler      scores -> the next token
 text_stream  tokens -> pieces of text, without half characters and stop strings
 vocabulary   the tokenizer and its chat template
+template     conversations -> text; template_program does it in a process that can only compute
 prompt       texts, token ids and conversations -> prompts as tokens
 generation   scores in, tokens and text out: one answer; answer_documents makes JSON of it
 

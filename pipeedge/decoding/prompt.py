@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ __all__ = ["Prompt", "PromptMaker", "read_messages"]
 _CHARACTERS_A_TOKEN = 1024
 """No token has more characters."""
 _KINDS = ("prompt", "prompt_token_ids", "messages")
-_FIELDS = frozenset({*_KINDS, "tools"}) | SAMPLING_FIELDS
+_CHAT_FIELDS = ("tools", "chat_template_kwargs")
+_FIELDS = frozenset({*_KINDS, *_CHAT_FIELDS}) | SAMPLING_FIELDS
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class PromptMaker:
         """Return an object of JSON, such as a line of a file, as a prompt.
 
         It has one of ``prompt``, a text that is continued as it is or a list of token ids;
-        ``prompt_token_ids``; and ``messages``, perhaps with ``tools``. Other keys are those of
-        ``read_sampling``.
+        ``prompt_token_ids``; and ``messages``, perhaps with ``tools`` and ``chat_template_kwargs``, which are
+        further variables of the template. Other keys are those of ``read_sampling``.
         """
         with _named(source):
             if not isinstance(document, dict):
@@ -97,15 +99,18 @@ class PromptMaker:
 
     def _tokens(self, kind: str, document: Mapping[str, Any]) -> list[int]:
         value = document[kind]
-        tools = document.get("tools")
         if kind == "messages":
+            tools, options = document.get("tools"), document.get("chat_template_kwargs")
             if tools is not None and not (
                 isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
             ):
                 raise InputError("tools is not a list of objects")
-            return self._encode_messages(read_messages(value), tools or None)
-        if tools is not None:
-            raise InputError("tools needs messages")
+            if options is not None and not isinstance(options, dict):
+                raise InputError("chat_template_kwargs is not an object")
+            return self._encode_messages(read_messages(value), tools or None, options)
+        alone = next((name for name in _CHAT_FIELDS if document.get(name) is not None), None)
+        if alone is not None:
+            raise InputError(f"{alone} needs messages")
         if kind == "prompt" and isinstance(value, str):
             return self._encode(value)
         return _token_ids(kind, value)
@@ -115,9 +120,12 @@ class PromptMaker:
         return self.vocabulary.encode(text)
 
     def _encode_messages(
-        self, messages: list[Message], tools: list[Mapping[str, Any]] | None = None
+        self,
+        messages: list[Message],
+        tools: list[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        text = self.vocabulary.render(messages, tools)
+        text = self.vocabulary.render(messages, tools, options)
         self._check_length(text)
         return self.vocabulary.encode_rendered(text)
 
@@ -169,6 +177,8 @@ def _message(value: object, name: str) -> Message:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise InputError(f"{name} is not an object with role and content")
     message = dict(value)
+    if "tool_calls" in message:
+        message["tool_calls"] = _tool_calls(message["tool_calls"], name)
     content = message.get("content")
     if isinstance(content, list):
         texts = [
@@ -181,6 +191,27 @@ def _message(value: object, name: str) -> Message:
     elif not (isinstance(content, str) or (content is None and message.get("tool_calls"))):
         raise InputError(f"{name}.content is {excerpt(repr(content))}; a text is needed")
     return message
+
+
+def _tool_calls(value: object, name: str) -> object:
+    """Return the calls of a message with their arguments as objects; APIs have them as texts."""
+    if value is None:
+        return None
+    calls = []
+    for number, call in enumerate(value if isinstance(value, list) else [None]):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise InputError(f"{name}.tool_calls[{number}] is not an object with a function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError) as error:
+                raise InputError(
+                    f"{name}.tool_calls[{number}] has arguments that are not JSON ({error})"
+                ) from None
+        calls.append({**call, "function": {**function, "arguments": arguments}})
+    return calls
 
 
 @contextmanager

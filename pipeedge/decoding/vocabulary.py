@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeedge.base.errors import InputError
-from pipeedge.base.wording import excerpt
 from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.template import TemplateRenderer
 
 __all__ = ["Message", "Vocabulary"]
 
 Message = Mapping[str, Any]
 """A message of a conversation: ``{"role": "user", "content": "..."}``."""
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates have for what a model thought before it answered."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,18 @@ class Vocabulary:
         """Whether the model knows conversations."""
         return bool(self.backend.chat_template)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return a conversation as the text that the model was trained on, up to where the answer begins.
+
+        Args:
+            messages: The conversation.
+            tools: Functions that the model may call, as JSON schemas.
+            options: Further variables of the template, such as ``enable_thinking`` of some models.
 
         Raises:
             InputError: The model has no chat template, or the template refuses these messages.
@@ -58,16 +71,16 @@ class Vocabulary:
                 f"{self.model_name} has no chat template, so it takes no messages: give --prompt, or a file "
                 "with prompt instead of messages"
             )
-        try:
-            return str(
-                self.backend.apply_chat_template(
-                    list(messages), tools=tools, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except Exception as error:  # a template is a program, and may raise anything
-            raise InputError(
-                f"the chat template of {self.model_name} refuses these messages: {excerpt(error, 200)}"
-            ) from error
+        template = self.backend.get_chat_template(None, tools)
+        variables = {
+            **self.backend.special_tokens_map,
+            **(options or {}),
+            "messages": [_for_template(message) for message in messages],
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
+        return self._renderer.render(template, variables)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""
@@ -133,6 +146,10 @@ class Vocabulary:
         return list(tokens)
 
     @cached_property
+    def _renderer(self) -> TemplateRenderer:
+        return TemplateRenderer()
+
+    @cached_property
     def _special(self) -> frozenset[int]:
         added = self.backend.added_tokens_decoder
         return frozenset(number for number, token in added.items() if token.special)
@@ -151,3 +168,10 @@ class Vocabulary:
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 
         return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+
+def _for_template(message: Message) -> Message:
+    """Return a message as transformers shows it to templates: without keys of null."""
+    given = {key: value for key, value in message.items() if value is not None}
+    thought = next((given[key] for key in _REASONING if key in given), None)
+    return given if thought is None else {"thinking": thought, **given, "reasoning_content": thought}

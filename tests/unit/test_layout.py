@@ -37,8 +37,8 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages steps loop sampling sampler text_stream vocabulary prompt generation
-           answer_documents
+decoding   pages steps loop sampling sampler text_stream template_program template vocabulary prompt
+           generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
