@@ -1,6 +1,6 @@
 """Limits of what may be under way at once, in the order in which a microbatch meets them.
 
-    input ──> read ahead ──> [feed] ──> frames of a link ──> [compute] ──> ... ──> [collect] ──> results
+    input ──> read ahead ──> feed ──> frames of a link ──> [compute] ──> ... ──> [collect] ──> results
     requests ──> the queue ──┘  └──────────────── the window ────────────────────────┘
 
 Each limit is as small as it can be without slowing the pipeline down: what is under way takes memory, is

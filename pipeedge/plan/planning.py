@@ -112,6 +112,8 @@ class Plan:
                 crossing,
                 receipts=number > 0 and self.measures(number - 1),
                 starts_anywhere=bool(self.cause),
+                # Results are small, and taken as they come: nobody computes meanwhile.
+                is_read_ahead=number < len(self.schedule.stages),
             )
             for number, crossing in enumerate(specs)
         ]

@@ -36,7 +36,7 @@ from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
-from pipeedge.transport.base import Packet, Receipt, Receiver, Reserved, Sender
+from pipeedge.transport.base import Packet, PacketSource, Receipt, Reserved, unbound
 from pipeedge.transport.frame import FrameBuffer, Kind, frame_capacity
 
 __all__ = ["DataRank", "DataRankRequest", "DataWork", "measure_data_work", "usual_items"]
@@ -112,13 +112,24 @@ class DataRankRequest:
         return self.model.payload_specs(self.model.n_layers, self.microbatch_size, self.tokens, self.dtype)
 
     @contextmanager
-    def open(self, microbatches: int, sender: Sender, receiver: Receiver) -> Iterator[DataRank]:
-        """Open a data rank that feeds and collects ``microbatches`` over the given links."""
+    def open(
+        self,
+        microbatches: int,
+        results: PacketSource,
+        reserve: Callable[[Sequence[TensorSpec]], Reserved] = unbound,
+    ) -> Iterator[DataRank]:
+        """Open a data rank that feeds and collects ``microbatches``.
+
+        Args:
+            microbatches: Number of microbatches.
+            results: Source of the results.
+            reserve: Reserves memory for a microbatch that is fed.
+        """
         activity, is_logits = Activity(), self.model.output_kind == "logits"
         source = InputSource(RepeatedItems(self.items, self.microbatch_size * microbatches))
         stream = source.stream()
         feed = Feed(stream, self.microbatch_size, stream_dtype(self.dtype))
-        feeder = Feeder(feed, Outgoing(SendingEnd(sender), activity), activity)
+        feeder = Feeder(feed, activity, reserve=reserve)
         with (
             tempfile.TemporaryDirectory(prefix="pipeedge-") as directory,
             ResultWriter(
@@ -126,7 +137,7 @@ class DataRankRequest:
             ) as writer,
         ):
             collection = Collection(writer, counts_accuracy=is_logits)
-            yield DataRank(stream, feeder, Collector(feeder, Incoming(receiver, None, activity), collection))
+            yield DataRank(stream, feeder, Collector(feeder, Incoming(results, None, activity), collection))
 
 
 def measure_data_work(
@@ -144,10 +155,11 @@ def measure_data_work(
     """
     sender = _FrameSender(frame_capacity(rank.input_specs), clock)
     receiver = _FrameReceiver(rank.output_specs, rank.microbatch_size, clock)
-    with rank.open(1 + _MICROBATCHES, sender, receiver) as parts:
+    outgoing = Outgoing(SendingEnd(sender), Activity())
+    with rank.open(1 + _MICROBATCHES, receiver, outgoing.reserve) as parts:
         crew = Crew()
         parts.stream.start(crew)
-        crew.start("feed", parts.feeder.run)
+        crew.start("feed", lambda: parts.feeder.run(outgoing))
         try:
             crew.wait()
         finally:

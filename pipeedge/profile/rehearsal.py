@@ -1,6 +1,6 @@
 """Rehearse a small stage as a run has it, to find what it costs besides its parts.
 
-    data rank   input  ──> [feed] ──> [stage: compute] ──> [collect] ──> results
+    data rank   input  ──> [stage: take it, compute] ──> [collect] ──> results
     links       frames ──> link ──> [stage: receive, compute, send] ──> link ──> frames released
 
 Layers, frames and the data rank are measured one at a time, each by a loop that finds all it needs in the
@@ -10,7 +10,7 @@ beside layers that take 20 ms, and a third more if they take 0.5 ms.
 
 So a small model is run once more by the runtime's own threads, links and loops, at full speed. What the stage
 takes on the data rank besides its layers is the overhead of any stage; what it takes over a transport besides
-these two is handling; what the threads that feed and collect take is the data rank's own work.
+these two is handling; what taking the input and collecting take is the data rank's own work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeedge.profile.handling import Handling
 from pipeedge.profile.transport_costs import open_ends
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, Transport
+from pipeedge.transport.base import Link, Packet, PacketSource, Transport
 from pipeedge.transport.loopback import LocalLink
 
 __all__ = ["LONGEST_PASS_S", "AtWork", "OpenDataRank", "Rehearsal", "rehearse_data_rank", "rehearse_links"]
@@ -44,8 +44,8 @@ _LEAST_MICROBATCHES = 20
 _ONE_END = "rpc"
 """Transport of which a process has one end only, so that no frame can go to a stage and back."""
 
-OpenDataRank: TypeAlias = Callable[[int, LocalLink, LocalLink], AbstractContextManager[DataRank]]
-"""Opens a data rank for a number of microbatches, between its links to the first and from the last stage."""
+OpenDataRank: TypeAlias = Callable[[int, LocalLink], AbstractContextManager[DataRank]]
+"""Opens a data rank for a number of microbatches, with the link from the last stage."""
 
 
 @dataclass(frozen=True)
@@ -98,31 +98,39 @@ def rehearse_data_rank(
 
     rounds = []
     for _ in range(ROUNDS):
-        activity, count = Activity(), stage.microbatches
-        fed, computed = LocalLink(), LocalLink()
-        loop = StageLoop(
-            StageSteps(compute),
-            Incoming(fed, None, activity),
-            Outgoing(SendingEnd(computed), activity),
-            activity,
-        )
+        activity, count, computed = Activity(), stage.microbatches, LocalLink()
         crew = Crew()
-        for link in (fed, computed):
-            crew.on_stop(link.close)
-        with open_rank(count, fed, computed) as rank:
+        crew.on_stop(computed.close)
+        with open_rank(count, computed) as rank:
+            fed = _TimedSource(rank.feeder)
+            outgoing = Outgoing(SendingEnd(computed), activity)
+            loop = StageLoop(StageSteps(compute), Incoming(fed, None, activity), outgoing, activity)
             rank.stream.start(crew)
-            work = {"stage": loop.run, "feed": rank.feeder.run, "collect": rank.collector.run}
-            spent_s, others_s = _spent(crew, work)
+            spent_s, others_s = _spent(crew, {"stage": loop.run, "collect": rank.collector.run})
         # The other threads read the input.
-        feed_s = spent_s["feed"] + (others_s if stage.whole_process else 0.0)
-        rounds.append(
-            [stage.stretch * each / count for each in (spent_s["stage"], feed_s, spent_s["collect"])]
-        )
+        feed_s = fed.spent_s + (others_s if stage.whole_process else 0.0)
+        parts = spent_s["stage"] - fed.spent_s, feed_s, spent_s["collect"]
+        rounds.append([stage.stretch * each / count for each in parts])
     stage_s, feed_s, collect_s = (statistics.median(each) for each in zip(*rounds, strict=True))
     return AtWork(
         max(0.0, stage_s - stage.pass_s),
         DataWork(max(known.feed_s, feed_s), max(known.collect_s, collect_s)),
     )
+
+
+@dataclass
+class _TimedSource:
+    """A source that adds up the processor time of the thread that takes from it."""
+
+    source: PacketSource
+    spent_s: float = 0.0
+
+    def receive(self) -> Packet | None:
+        """Return the next packet, or None after the last."""
+        began = time.thread_time()
+        packet = self.source.receive()
+        self.spent_s += time.thread_time() - began
+        return packet
 
 
 def rehearse_links(

@@ -184,9 +184,3 @@ class _Source:
             return None
         self._next += 1
         return Packet(self._next - 1, 1, ())
-
-    def run(self) -> None:
-        """Do nothing: this link sends no receipts."""
-
-    def close(self) -> None:
-        """Do nothing: nobody waits here."""

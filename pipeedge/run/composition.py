@@ -72,12 +72,13 @@ def compose(
     stage_before, data_before = (None, None) if before is None else (before.stage, before.data)
     ends = LinkEnds(rank.rank, plan.links(rank.model), epoch.transport, epoch.activity, epoch.crew)
     linked = data = None
-    if stage is not None:
-        linked = link_stage(stage, epoch, ends, lambda: member.slowest_stage_s, monitor, stage_before)
     if prepared.data is not None and prepared.progress is not None:
         from pipeedge.run.data_flow import make_data_flow
 
         data = make_data_flow(prepared.data, prepared.progress, epoch, ends, monitor, data_before)
+    if stage is not None:
+        feeder = None if data is None else data.feeder
+        linked = link_stage(stage, epoch, ends, lambda: member.slowest_stage_s, monitor, stage_before, feeder)
     return Composition(ends, monitor, linked, data)
 
 

@@ -1,7 +1,8 @@
 """The flow of data on the data rank: the input, the first and the last link, and the results.
 
-source ──> [read ahead] ──> [feed] ──> Outgoing ──> link 0 ──> ...
-                                          └──> [watch] times the link
+source ──> [read ahead] ──> Feeder ──> stage 0, if that is on this rank; its thread takes the input
+                               └─[feed]─> Outgoing ──> link 0 ──> ..., if it is not
+                                             └──> [watch] times the link
 ... ──> last link ──> Incoming ──> [collect] ──> sink
 """
 
@@ -37,6 +38,7 @@ from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.worker import Outgoing
+from pipeedge.transport.base import unbound
 
 __all__ = ["DataFlow", "make_data_flow", "open_data_ends"]
 
@@ -101,7 +103,8 @@ class DataFlow:
     stream: ItemStream
     """Input as it is read, which outlasts a plan that is replaced by a better one."""
     feeder: Feeder
-    outgoing: Outgoing
+    outgoing: Outgoing | None
+    """The first link, or None if the first stage is on this rank."""
     collector: Collector
     link: LinkLane
     """Record of the first link."""
@@ -113,11 +116,12 @@ class DataFlow:
 
     def start(self, crew: Crew) -> None:
         """Begin to feed and to collect."""
-        crew.on_stop(self.outgoing.close)
         crew.on_stop(self.progress.ledger.close)
-        crew.start("feed", self.feeder.run)
+        if (outgoing := self.outgoing) is not None:
+            crew.on_stop(outgoing.close)
+            crew.start("feed", lambda: self.feeder.run(outgoing))
+            crew.start("watch", outgoing.run)
         self.stream.start(crew)
-        crew.start("watch", self.outgoing.run)
         crew.start("collect", self.collector.run)
 
     def check(
@@ -159,17 +163,19 @@ def make_data_flow(
         before: The flow of the epoch before, while that still runs; its input goes on.
     """
     plan, activity = epoch.plan, epoch.activity
-    end = ends.outgoing(0)
-    link = LinkLane(LaneId.link(), end.peer, plan.record_rows)
-    outgoing = Outgoing(end, activity, lane=link)
+    first, outgoing = plan.schedule.stages[0], None
+    is_away = first.rank != plan.data_rank
+    link = LinkLane(LaneId.link(), first.rank if is_away else None, plan.record_rows)
+    if is_away:
+        outgoing = Outgoing(ends.outgoing(0), activity, lane=link)
     if before is not None:
         stream = before.stream
     else:
         stream = data.source.stream(position=progress.ledger.position, rows=plan.record_rows)
-    dtype = stream_dtype(find_dtype(plan.schedule.stages[0].dtype))
+    dtype = stream_dtype(find_dtype(first.dtype))
     feed = Feed(stream, plan.microbatch_size, dtype, progress.ledger, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
-    feeder = Feeder(feed, outgoing, activity, feed_lane)
+    feeder = Feeder(feed, activity, feed_lane, unbound if outgoing is None else outgoing.reserve)
     activity.feeder(lambda: feeder.is_idle)
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(

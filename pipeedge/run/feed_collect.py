@@ -18,7 +18,7 @@ from pipeedge.run.activity import Activity
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.progress import Collected
 from pipeedge.run.worker import Incoming, Outgoing
-from pipeedge.transport.base import Packet
+from pipeedge.transport.base import Packet, Reserved, unbound
 
 __all__ = ["Collection", "Collector", "Feed", "Feeder"]
 
@@ -39,52 +39,75 @@ class Feed:
 
 
 class Feeder:
-    """Sends the input to the first stage.
+    """Feeds the input to the first stage, one microbatch after the other.
+
+        stage 0 is here        [compute] ──receive──> the next microbatch, when it can compute one
+        it is on another rank  [feed] run ──receive──> the next microbatch ──> link 0, when that has room
 
     Args:
-        feed: Input to send.
-        outgoing: Link to the first stage.
+        feed: Input to feed.
         activity: Activity of this rank.
-        lane: Record of what the thread does.
+        lane: Record of what is read, and of the time in which nothing is.
+        reserve: Reserves memory for a microbatch: that of the link, if there is one.
     """
 
-    def __init__(self, feed: Feed, outgoing: Outgoing, activity: Activity, lane: Lane | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        activity: Activity,
+        lane: Lane | None = None,
+        reserve: Callable[[Sequence[TensorSpec]], Reserved] = unbound,
+    ) -> None:
         self.lane = lane or Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter)
         self._feed = feed
+        self._reserve = reserve
         self._is_waiting = False
-        self._outgoing = outgoing
         self._activity = activity
+        self._fed: tuple[int, int] | None = None  # number and items of the last microbatch
+        self._fed_bytes = 0
         self.ledger = feed.ledger
         self.started_at: float | None = None
         """Time when this feeder began to read."""
 
-    def run(self) -> None:
-        """Read and send until the input ends, or another feeder is to go on."""
-        ledger = self.ledger
-        self.lane.begin()
-        self.started_at = self.lane.enter(self._feed.stream.fetching)
-        ledger.begin(self.started_at)
-        if self._feed.takes_over:
-            ledger.take_over()
-        self.lane.enter(ThreadState.WAIT_LINK)
-        while (number := ledger.wait_for_room()) is not None:
-            group = ledger.next_group(lambda number=number: self._read(number))  # type: ignore[misc]
-            if group is None:
-                ledger.input_ended()
-                break
-            self.lane.enter(ThreadState.WAIT_LINK)
-            reserved = self._outgoing.reserve(self._converted(group.specs))
-            self.lane.enter(ThreadState.READ)
-            batch = group.collate(reserved.payload)
-            now = self.lane.enter(ThreadState.WAIT_LINK)
-            # Labels and sources are kept until the result arrives; the values are not needed.
-            ledger.feed(number, dataclasses.replace(batch, payload=()), now)
-            size = self._outgoing.send(Packet(number, batch.items, batch.payload, reserved.lease))
-            self.lane.finish(number, batch.items, size)
-            self.lane.enter(ThreadState.WAIT_LINK)
-        else:
+    def run(self, outgoing: Outgoing) -> None:
+        """Put microbatches on the link until none follows."""
+        while (packet := self.receive()) is not None:
+            self._fed_bytes = outgoing.send(packet)
+        outgoing.finish()
+
+    def receive(self) -> Packet | None:
+        """Return the next microbatch; None when the input has ended, or another feeder is to go on.
+
+        Raises:
+            Closed: The epoch was stopped.
+        """
+        lane, ledger = self.lane, self.ledger
+        if self.started_at is None:
+            lane.begin()
+            self.started_at = lane.enter(self._feed.stream.fetching)
+            ledger.begin(self.started_at)
+            if self._feed.takes_over:
+                ledger.take_over()
+        elif self._fed is not None:
+            lane.finish(*self._fed, self._fed_bytes)
+        lane.enter(ThreadState.WAIT_LINK)
+        number = ledger.wait_for_room()
+        if number is None:
             ledger.hand_over()
-        self._outgoing.finish()
+            return None
+        group = ledger.next_group(lambda: self._read(number))
+        if group is None:
+            ledger.input_ended()
+            return None
+        lane.enter(ThreadState.WAIT_LINK)
+        reserved = self._reserve(self._converted(group.specs))
+        lane.enter(ThreadState.READ)
+        batch = group.collate(reserved.payload)
+        now = lane.enter(ThreadState.WAIT_LINK)
+        # Labels and sources are kept until the result arrives; the values are not needed.
+        ledger.feed(number, dataclasses.replace(batch, payload=()), now)
+        self._fed = number, batch.items
+        return Packet(number, batch.items, batch.payload, reserved.lease)
 
     def _converted(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Return ``specs`` with values in the first stage's type, which may halve the bytes; not tokens."""

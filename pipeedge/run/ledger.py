@@ -1,6 +1,6 @@
 """The data rank's ledger: what was fed, what has come, and what must be fed again, in all plans of a run.
 
-    [feed] ──next_group, feed──> Ledger <──take, wrote── [collect]
+    feeder ──next_group, feed──> Ledger <──take, wrote── collector
 
             written            next
     ───────────┤──── under way ──┤·············       at most ``window`` are under way

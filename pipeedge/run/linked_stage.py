@@ -1,7 +1,7 @@
 """A stage between its links.
 
 link n ──> Incoming ──> [compute] StageLoop: decode, compute, encode ──> Outgoing ──> link n + 1
-                                                                            └──> [watch] times the link
+input, if stage 0 is on the data rank ──┘                                     └──> [watch] times the link
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode
-from pipeedge.run.worker import Outgoing, StageLoop, StageSteps
-from pipeedge.transport.base import Packet
+from pipeedge.run.worker import Incoming, Outgoing, StageLoop, StageSteps
+from pipeedge.transport.base import Packet, PacketSource
 
 __all__ = ["LinkedStage", "LoadedStage", "StageBits", "link_stage", "make_decoder"]
 
@@ -158,6 +158,7 @@ def link_stage(
     slowest_s: Callable[[], float],
     monitor: Monitor,
     before: LinkedStage | None = None,
+    feeder: PacketSource | None = None,
 ) -> LinkedStage:
     """Join a loaded stage to its links.
 
@@ -168,6 +169,7 @@ def link_stage(
         slowest_s: Returns the seconds that the slowest stage spends on a microbatch.
         monitor: Takes a sample of each microbatch, if anybody wants them.
         before: The stage that this rank has in the epoch before, while that still runs.
+        feeder: Input of the pipeline, which the first stage takes itself on the data rank.
     """
     plan, activity = epoch.plan, epoch.activity
     bits = _stage_bits(epoch, stage.number, slowest_s)
@@ -198,7 +200,11 @@ def link_stage(
     lane = Lane(
         LaneId.stage(number), STAGE, time.perf_counter, plan.record_rows, computed if wants_samples else None
     )
-    loop = StageLoop(steps, ends.incoming(number), outgoing, activity, lane)
+    if feeder is not None and number == 0:
+        incoming = Incoming(feeder, None, activity)
+    else:
+        incoming = ends.incoming(number)
+    loop = StageLoop(steps, incoming, outgoing, activity, lane)
     activity.stage(loop.work)
     after = None if before is None else before.loop.ended
     return LinkedStage(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)

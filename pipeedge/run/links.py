@@ -1,4 +1,7 @@
-"""The ends of this rank's links: in memory where both ends are here, else on the network."""
+"""The ends of this rank's links: on the network, or in memory if this rank has the last stage and the data.
+
+The first link has no ends where both would be here: the first stage takes the input itself.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,22 @@ class LinkEnds:
         self._activity = activity
         self._crew = crew
         self._receipting: list[Receiver] = []
-        self._local = {
-            number: LocalLink()
-            for number, link in enumerate(links)
-            if link.source == link.destination == rank
-        }
-        for local in self._local.values():
-            crew.on_stop(local.close)
+        self._back = LocalLink() if links[-1].source == links[-1].destination == rank else None
+        if self._back is not None:
+            crew.on_stop(self._back.close)
 
     def outgoing(self, number: int) -> SendingEnd:
         """Open the sending end of link ``number``."""
-        if number in self._local:
-            return SendingEnd(self._local[number])
         link = self._links[number]
+        if self._back is not None and link is self._links[-1]:
+            return SendingEnd(self._back)
         return SendingEnd(self._transport.sender(link), link.destination, link.receipts)
 
     def incoming(self, number: int) -> Incoming:
         """Open the receiving end of link ``number``, where -1 is the last one."""
-        number %= len(self._links)
-        if number in self._local:
-            return Incoming(self._local[number], None, self._activity)
         link = self._links[number]
+        if self._back is not None and link is self._links[-1]:
+            return Incoming(self._back, None, self._activity)
         receiver = self._transport.receiver(link)
         if link.receipts:
             self._crew.on_stop(receiver.close)

@@ -10,6 +10,7 @@ a run is a sequence of epochs (``run.rank_epochs``); one that does not go on has
 ``done``, a rank consists of these threads, each a [ ], and of what they wait for:
 
     data rank   pictures ──> [read] ──> [feed] ──> link 0 ──> stage 0            [display]
+                                        or its [compute], if stage 0 is here
                 results <── [collect] <── last link <── last stage
     stage       link n ──> [compute] ──> link n + 1        [watch] times the link, on the data rank too
                   └──> [receipts], where the bits of the link or a prediction are to be measured

@@ -1,7 +1,7 @@
 """The threads of one rank, and what each waits for.
 
     stage            link in ──> [compute] ──> link out ──> [watch]
-    data rank        source  ──> [feed] ──> link to stage 0 ──> [watch]
+    data rank        source  ──> [compute], if it has stage 0, else [feed] ──> link to stage 0 ──> [watch]
                      link from the last stage ──> [collect] ──> results
 
 Each [ ] is one thread. A link carries at most two microbatches, which is all that can wait before a
@@ -29,7 +29,7 @@ from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageWork, Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.run.activity import Activity
-from pipeedge.transport.base import Packet, Receiver, Reserved, Sender, Shipment
+from pipeedge.transport.base import Packet, PacketSource, Reserved, Sender, Shipment
 
 __all__ = ["Incoming", "Outgoing", "SendingEnd", "StageLoop", "StageSteps"]
 
@@ -42,7 +42,7 @@ _MEASURED = 1000
 class Incoming:
     """The receiving side of a stage or of the data rank."""
 
-    receiver: Receiver
+    receiver: PacketSource
     peer: int | None
     """Rank at the other end of the link, or None if that is this rank."""
     activity: Activity

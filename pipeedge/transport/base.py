@@ -92,6 +92,9 @@ class Link:
     """Whether the receiving end sends a receipt for each packet. Its ``run`` must then be called."""
     starts_anywhere: bool = False
     """Whether the first packet may have another number than 0, as in a plan that follows a failed one."""
+    is_read_ahead: bool = True
+    """Whether frames are read while the receiving thread is busy, which pays if it computes. Over TCP, the
+    kernel keeps a little all the same."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,18 @@ class Sender(Protocol):
         """Tell the other end that no more packets follow, and wait until it has received all of them."""
 
 
-class Receiver(Protocol):
+class PacketSource(Protocol):
+    """Gives packets to the thread that asks: the receiving end of a link, or the input itself."""
+
+    def receive(self) -> Packet | None:
+        """Return the next packet, in order, or None after the last.
+
+        Raises:
+            PeerError: The other end is gone, or sent a malformed frame.
+        """
+
+
+class Receiver(PacketSource, Protocol):
     """The receiving end of a link."""
 
     def run(self) -> None:
@@ -173,13 +187,6 @@ class Receiver(Protocol):
 
     def close(self) -> None:
         """Wake any thread that waits here for another thread."""
-
-    def receive(self) -> Packet | None:
-        """Return the next packet, in order, or None when the other end has finished.
-
-        Raises:
-            PeerError: The other end is gone, or sent a malformed frame.
-        """
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ A frame is read into memory of the agreed capacity, whatever its header says. Wh
 the next frame itself, since waking it costs more than a short frame does. When it has been busy for a moment,
 another thread reads ahead, as many frames as the sender has credit for, so that the network moves while the
 stage computes and a connection never stands still for longer. Both give the wire over between frames only.
+Results are not read ahead (``Link.is_read_ahead``).
 
 On a link with receipts one thread (``run``) reads all frames, because arrivals must be timed at once.
 """
@@ -93,7 +94,7 @@ class TcpReceiver:
         self._ended = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        if not link.receipts:
+        if link.is_read_ahead and not link.receipts:
             self._thread = threading.Thread(target=self._read_ahead, name="reading", daemon=True)
             self._thread.start()
 

@@ -11,7 +11,7 @@ from clock import Clock
 from fake_items import NumberedItems
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
+from waiting import LIMIT_S, until
 
 from pipeedge.base.channel import Channel
 from pipeedge.base.crew import Crew
@@ -24,7 +24,7 @@ from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.ledger import Ledger
-from pipeedge.run.worker import Incoming, Outgoing, SendingEnd
+from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
 from pipeedge.transport.base import Packet
 from pipeedge.transport.loopback import LocalLink
 
@@ -34,12 +34,12 @@ def test_nan_outputs_are_counted(tmp_path: Path) -> None:
     model = find_model("vit-digits")
     source = open_input(InputRequest(max_items=6), model)
     inwards, outwards, activity = LocalLink(), LocalLink(), Activity()
-    feeder = Feeder(Feed(source.stream(), 3), Outgoing(SendingEnd(inwards), activity), activity)
+    feeder = Feeder(Feed(source.stream(), 3), activity)
     crew = Crew()
     with ResultWriter(tmp_path / "o.npz", model, 6) as writer:
         collection = Collection(writer, counts_accuracy=True)
         collector = Collector(feeder, Incoming(outwards, None, activity), collection)
-        crew.start("feed", feeder.run)
+        crew.start("feed", lambda: feeder.run(Outgoing(SendingEnd(inwards), activity)))
         crew.start("collect", collector.run)
         for value in (math.nan, -math.inf):
             packet = inwards.receive()
@@ -66,16 +66,15 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
 
     source = InputSource(NumberedItems(12, take_two_seconds))
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
-    outgoing = Outgoing(SendingEnd(inwards), activity)
     stream = InputStream(source, threads=int(ahead), clock=clock)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, clock)
-    feeder = Feeder(Feed(stream, ubatch), outgoing, activity, feed_lane)
+    feeder = Feeder(Feed(stream, ubatch), activity, feed_lane)
     with ResultWriter(None, find_model("vit-digits"), None) as writer:
         collection = Collection(writer, counts_accuracy=False)
         collect_lane = Lane(LaneId(LaneKind.COLLECT), COLLECT, clock)
         collector = Collector(feeder, Incoming(outwards, None, activity), collection, collect_lane)
         collector.lane.begin()
-        crew.start("feed", feeder.run)
+        crew.start("feed", lambda: feeder.run(Outgoing(SendingEnd(inwards), activity)))
         crew.start("collect", collector.run)
         while feeder.started_at is None:
             pass
@@ -91,6 +90,29 @@ def test_reading_counts_however_large_the_microbatches_are(tmp_path: Path, ubatc
         (lane,) = stream.lanes
         assert lane.tally(ThreadState.READ).total == pytest.approx(24)
         assert [row.number for row in lane.rows] == [number // ubatch for number in range(12)]
+
+
+def test_a_stage_on_the_data_rank_takes_a_microbatch_when_it_can_compute_one() -> None:
+    source, activity, out = InputSource(NumberedItems(12, lambda index: None)), Activity(), LocalLink()
+    stream, crew = source.stream(), Crew()
+    feeder = Feeder(Feed(stream, 3), activity)
+    fed: list[tuple[int, int]] = []
+
+    def compute(packet: Packet) -> Packet:
+        fed.append((packet.number, feeder.ledger.under_way))
+        return packet
+
+    loop = StageLoop(
+        StageSteps(compute), Incoming(feeder, None, activity), Outgoing(SendingEnd(out), activity), activity
+    )
+    crew.on_stop(out.close)
+    crew.start("compute", loop.run)
+    stream.start(crew)
+    packets = list(iter(out.receive, None))
+    assert crew.wait(LIMIT_S)
+    assert [(packet.number, packet.items) for packet in packets] == [(number, 3) for number in range(4)]
+    assert fed == [(number, number + 1) for number in range(4)]  # the one it computes is the latest
+    assert [row.number for row in feeder.lane.rows] == [0, 1, 2, 3]
 
 
 class QueuedStream:
@@ -112,24 +134,19 @@ class QueuedStream:
 
 
 def test_a_feeder_that_takes_over_asks_for_microbatches_of_its_plan() -> None:
-    ledger, stream, link, activity, crew = Ledger(), QueuedStream(), LocalLink(), Activity(), Crew()
+    ledger, stream, activity = Ledger(), QueuedStream(), Activity()
     ledger.begin(0.0)
     ledger.change(1, 9)
-    crew.start(
-        "former", Feeder(Feed(stream, 2, ledger=ledger), Outgoing(SendingEnd(link), activity), activity).run
-    )
-    assert link.receive() is None
+    assert Feeder(Feed(stream, 2, ledger=ledger), activity).receive() is None
     stream.queue.finish()
-    feed = Feed(stream, 4, ledger=ledger, takes_over=True)
-    crew.start("feed", Feeder(feed, Outgoing(SendingEnd(LocalLink()), activity), activity).run)
-    crew.wait()
+    assert Feeder(Feed(stream, 4, ledger=ledger, takes_over=True), activity).receive() is None
     assert stream.asked == [4]
 
 
 def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> None:
     items, stream = NumberedItems(3, lambda index: None), QueuedStream()
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
-    feeder = Feeder(Feed(stream, 3), Outgoing(SendingEnd(inwards), activity), activity)
+    feeder = Feeder(Feed(stream, 3), activity)
     activity.feeder(lambda: feeder.is_idle)
     assert not activity.status().idle  # it has not begun
     with ResultWriter(None, find_model("vit-digits"), None) as sink:
@@ -137,7 +154,7 @@ def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> N
             feeder, Incoming(outwards, None, activity), Collection(sink, counts_accuracy=False)
         )
         stream.start(crew)
-        crew.start("feed", feeder.run)
+        crew.start("feed", lambda: feeder.run(Outgoing(SendingEnd(inwards), activity)))
         crew.start("collect", collector.run)
         for size in (1, 2):
             until(lambda: activity.status().idle, "the idle time")

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,8 +84,11 @@ Pair = tuple[TcpTransport, TcpTransport]
 # --- packets ----------------------------------------------------------------------------------------
 
 
-def test_frames_larger_than_the_kernels_buffers_arrive_in_order(pair: Pair) -> None:
-    sender, receiver = pair[0].sender(BIG), pair[1].receiver(BIG)
+@pytest.mark.parametrize("is_read_ahead", [True, False])
+def test_frames_larger_than_the_kernels_buffers_arrive_in_order(pair: Pair, is_read_ahead: bool) -> None:
+    link = replace(BIG, is_read_ahead=is_read_ahead)
+    sender, receiver = pair[0].sender(link), pair[1].receiver(link)
+    assert ("reading" in {thread.name for thread in threading.enumerate()}) == is_read_ahead
 
     def feed() -> None:
         for number in range(12):

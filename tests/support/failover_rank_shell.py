@@ -47,7 +47,7 @@ from pipeedge.data import Microbatch
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
-from pipeedge.transport.base import Packet, Reserved
+from pipeedge.transport.base import Packet, Reserved, unbound
 
 if TYPE_CHECKING:
     from failover_world import World
@@ -229,26 +229,28 @@ class Turn:
 
     def begin(self) -> None:
         """Start the threads."""
+        feeder = self.feed_and_collect() if self.is_data else None
         if self.stage is not None:
-            self.start(self.compute)
-        if not self.is_data:
-            return
+            self.start(lambda: self.compute(feeder if self.stage == 0 else None))
+
+    def feed_and_collect(self) -> Feeder:
+        """Start the data rank's threads; the first stage, if it is here, takes the input from the feeder."""
         before, ledger = self.before, self.process.ledger
         self.input = before.input if before is not None else self.process.open_input(self, ledger.position)
         takes_over = before is not None
-        feeder = Feeder(
-            Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over),  # type: ignore[arg-type]
-            OutgoingEnd(self, 0),  # type: ignore[arg-type]
-            self.activity,
-        )
+        feed = Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over)  # type: ignore[arg-type]
+        end: Any = None if self.stage == 0 else OutgoingEnd(self, 0)
+        feeder = Feeder(feed, self.activity, reserve=unbound if end is None else end.reserve)
         self.activity.feeder(lambda: feeder.is_idle)
         sink: Any = Sink(self)
         incoming: Any = IncomingEnd(self, len(self.plan.stages))
         collector = Collector(feeder, incoming, Collection(sink, counts_accuracy=False, epoch=self.epoch))
-        self.start(feeder.run)
+        if end is not None:
+            self.start(lambda: feeder.run(end))
         self.start(collector.run)
+        return feeder
 
-    def compute(self) -> None:
+    def compute(self, feeder: Feeder | None) -> None:
         """Compute as a stage does; what the epoch before was fed comes first."""
         world, at = self.world, self.stage
         assert at is not None
@@ -256,8 +258,7 @@ class Turn:
         before = self.before
         if before is not None and before.stage is not None:
             self.wait_for(lambda: before.stage_ended)
-        while (frame := self.receive(at)) is not None:
-            self.give_room(at)
+        while (frame := self.next_frame(at, feeder)) is not None:
             number, way = frame
             with self.activity.busy(f"computing microbatch {number}"):
                 self.sleep(world.compute_s(self.process))
@@ -272,6 +273,25 @@ class Turn:
         for turn in self.process.turns_by_epoch.values():
             turn.changed.notify_all()
         self.post(at + 1, None)
+
+    def next_frame(self, link: int, feeder: Feeder | None) -> tuple[int, list[int]] | None:
+        """Return what the stage computes next, of the link or, where it is given, of the feeder."""
+        if feeder is None:
+            frame = self.receive(link)
+            if frame is not None:
+                self.give_room(link)
+            return frame
+        packet = feeder.receive()
+        if packet is None:
+            return None
+        self.note_fed(packet.number)
+        return packet.number, []
+
+    def note_fed(self, number: int) -> None:
+        """Check that a microbatch may be fed."""
+        self.world.note("feed", self.epoch, number)
+        if number < len(self.world.rows):
+            raise ViolationError(f"microbatch {number} is fed again, though it is written")
 
 
 class Input:
@@ -342,11 +362,8 @@ class OutgoingEnd:
         return Reserved(())
 
     def send(self, packet: Packet) -> int:
-        turn = self._turn
-        turn.world.note("feed", turn.epoch, packet.number)
-        if packet.number < len(turn.world.rows):
-            raise ViolationError(f"microbatch {packet.number} is fed again, though it is written")
-        turn.post(self._link, (packet.number, []))
+        self._turn.note_fed(packet.number)
+        self._turn.post(self._link, (packet.number, []))
         return 0
 
     def finish(self) -> None:
