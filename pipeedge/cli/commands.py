@@ -43,6 +43,54 @@ class Command:
 
 COMMANDS = (
     Command(
+        "node",
+        "let the cluster use this machine",
+        "pipeedge.nodes.main",
+        "pipeedge.nodes.options:node_parser",
+    ),
+    Command(
+        "join",
+        "join a cluster by a code",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:join_parser",
+        "join_main",
+    ),
+    Command(
+        "nodes",
+        "list the nodes of the cluster, or remove one",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:members_parser",
+        "members_main",
+    ),
+    Command(
+        "up",
+        "serve a model with the nodes that are here",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:up_parser",
+        "up_main",
+    ),
+    Command(
+        "status",
+        "show the nodes and what runs on them",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:status_parser",
+        "status_main",
+    ),
+    Command(
+        "ask",
+        "ask a model",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:ask_parser",
+        "ask_main",
+    ),
+    Command(
+        "down",
+        "end what is served",
+        "pipeedge.nodes.commands",
+        "pipeedge.nodes.options:down_parser",
+        "down_main",
+    ),
+    Command(
         "run", "run one rank of a pipeline", "pipeedge.run.main", "pipeedge.request.options:runtime_parser"
     ),
     Command(

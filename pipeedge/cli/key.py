@@ -1,4 +1,4 @@
-"""``pipeedge-key``: make the membership file of a cluster."""
+"""``pipeedge-key``: make the membership file of a cluster, and let machines join it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.files import write_secret
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
-from pipeedge.base.streams import end, print_notice
+from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import printable
+from pipeedge.nodes.inviting import invite, make_default_key
+from pipeedge.nodes.options import invite_sections, parse_invite
+from pipeedge.request.declared import add_sections
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.parsing import OneLineParser, add_common, path
-from pipeedge.transport.new_key import make_key
+from pipeedge.transport.authority import make_cluster_key
 
 __all__ = ["key_parser", "main"]
 
@@ -30,12 +33,20 @@ def key_parser() -> argparse.ArgumentParser:
         "is a member.",
         epilog=f"Example: '{program_name(PROGRAM)} cluster.pem', then copy the file to every machine "
         "(scp -p) and start every rank with '--key cluster.pem'. To replace a key, make another file; to "
-        "exclude a machine, give the new file to the others only.",
+        "exclude a machine, give the new file to the others only. Without FILE, or with --code, it prints a "
+        "code instead, with which another machine joins the cluster ('pipeedge join CODE') and gets a key of "
+        "its own.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "file", type=path, metavar="FILE", help="new file, which only you can read; never replaced"
+        "file",
+        type=path,
+        nargs="?",
+        metavar="FILE",
+        help="new file, which only you can read, and never replaced; with --code, the cluster's key "
+        "(~/.config/pipeedge/cluster.pem, which is made if it is missing)",
     )
+    add_sections(parser, invite_sections())
     add_common(parser)
     return parser
 
@@ -47,10 +58,15 @@ def main() -> NoReturn:
 
 
 def _make() -> None:
-    file = key_parser().parse_args(sys.argv[1:]).file
+    request = parse_invite(key_parser().parse_args(sys.argv[1:]))
+    file = request.file
     if file == STANDARD_INPUT:  # as it would be for --key
         raise RequestError("FILE -: a key is not printed; name a new file, such as cluster.pem")
-    write_secret(file, make_key(), "FILE")
+    if file is None or request.code:
+        make_default_key(file, print_notice)
+        invite(file, request.count, request.port, print_notice, print_result)
+        return
+    write_secret(file, make_cluster_key(), "FILE")
     print_notice(
         f"{printable(file)}: a new key. Copy it to every machine (scp -p), and start every rank with --key"
     )

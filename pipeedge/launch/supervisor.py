@@ -7,7 +7,7 @@
 
 A run that goes on after failures needs all ranks until rank 0 says that it begins, and only a few from then
 on. A rank that fails just before, when nobody else may know of it, is settled like any other, but the word of
-rank 0 that the run begins nevertheless takes it back.
+rank 0 that the run begins nevertheless takes it back. A rank that is lost later can be started again.
 
 Each stream has a thread that forwards its lines, and each process one that waits for it. They report to
 the calling thread through one queue, which it reads with the deadline of the state. Nothing polls.
@@ -16,6 +16,7 @@ the calling thread through one queue, which it reads with the deadline of the st
 from __future__ import annotations
 
 import enum
+import math
 import os
 import queue
 import signal
@@ -25,17 +26,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Protocol, TypeAlias
 
 from pipeedge.base.errors import EXIT_PEER, PipeEdgeError, RequestError
 from pipeedge.base.interrupt import INTERRUPTED
 from pipeedge.base.streams import print_data
 from pipeedge.launch.commands import RankCommand
 
-__all__ = ["ExitLimits", "Lines", "Output", "RankExit", "Supervisor", "status_of"]
+__all__ = [
+    "ExitLimits",
+    "Lines",
+    "Output",
+    "RankExit",
+    "RankProcess",
+    "Supervisor",
+    "run_process",
+    "status_of",
+]
 
 _SSH_FAILED = 255
 _SIGNALLED = 128
+_LIVED_S = 10.0
+"""Seconds after which the loss of a rank that was started again is said again."""
 _DRAIN_S = 2.0
 """Seconds to wait for the last lines of a process that has exited."""
 
@@ -91,21 +103,39 @@ class Lines(Protocol):
         """Write one line, with its newline. Raises OSError if the reader has gone."""
 
 
+class RankProcess(Protocol):
+    """A rank that runs somewhere, and reports its lines and its ending."""
+
+    def ask_to_end(self, number: int) -> None:
+        """Let it end, as signal ``number`` does."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+Forward: TypeAlias = Callable[[int, str, bool], None]
+"""Takes a rank, a line of its output with the newline, and whether it comes from standard error."""
+StartProcess: TypeAlias = Callable[
+    [RankCommand, Mapping[str, str], Forward, Callable[[RankExit], None]], RankProcess
+]
+"""Starts the process of a rank: its command, environment, and what takes its lines and its ending."""
+
+
 class _Process:
-    """One rank's process and its threads."""
+    """One rank's process on this machine and its threads."""
 
     def __init__(
         self,
         command: RankCommand,
         environment: Mapping[str, str],
-        forward: Callable[[int, str, bool], None],
+        forward: Forward,
         ended: Callable[[RankExit], None],
     ) -> None:
         self.command = command
         try:
             self._popen = subprocess.Popen(
                 command.argv,
-                stdin=subprocess.PIPE if command.remote else subprocess.DEVNULL,
+                stdin=subprocess.PIPE if command.remote or command.secret else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(environment),
@@ -114,9 +144,11 @@ class _Process:
         except OSError as error:
             raise RequestError(f"cannot start {command.argv[0]}: {error.strerror}") from error
         if self._popen.stdin is not None and command.secret:
-            with suppress(OSError):  # ssh has ended, and its output says why
+            with suppress(OSError):  # it has ended, and its output says why
                 self._popen.stdin.write(command.secret.encode())
                 self._popen.stdin.flush()
+                if not command.remote:
+                    self._popen.stdin.close()
         self._forward = forward
         self._ended = ended
         streams = [(self._popen.stdout, False), (self._popen.stderr, True)]
@@ -131,7 +163,7 @@ class _Process:
 
     def ask_to_end(self, number: int) -> None:
         """Send signal ``number``, or close the input of ssh, on which the remote script stops its rank."""
-        if self._popen.stdin is not None:
+        if self.command.remote and self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()
         else:
@@ -163,6 +195,20 @@ class _Process:
             with suppress(OSError):
                 self._popen.stdin.close()
         self._ended(RankExit(self.command.rank, code, self.command.remote))
+
+
+def run_process(
+    command: RankCommand,
+    environment: Mapping[str, str],
+    forward: Forward,
+    ended: Callable[[RankExit], None],
+) -> RankProcess:
+    """Start the process of a rank on this machine, which may be that of ssh.
+
+    Raises:
+        RequestError: The program cannot be started.
+    """
+    return _Process(command, environment, forward, ended)
 
 
 @dataclass(frozen=True)
@@ -199,6 +245,8 @@ class _Event(enum.Enum):
     """Rank 0 has said that the run begins."""
     UNREAD = enum.auto()
     """The reader of our output has gone."""
+    STOP = enum.auto()
+    """Another thread wants all ranks to end."""
 
 
 class Supervisor:
@@ -212,6 +260,9 @@ class Supervisor:
         needed: Ranks without which the run fails once it has begun, and with which it is over; None for all.
         begins: End of the line on standard error with which rank 0 says that the run begins, which is not
             forwarded. Without it, the run has begun with its ranks.
+        start: Starts the process of a rank.
+        again_s: Seconds after which a rank that is not needed is started again once it has ended; None for
+            never.
     """
 
     def __init__(
@@ -222,8 +273,15 @@ class Supervisor:
         limits: ExitLimits = ExitLimits(),
         needed: frozenset[int] | None = None,
         begins: str | None = None,
+        start: StartProcess = run_process,
+        again_s: float | None = None,
     ) -> None:
         self._commands = commands
+        self._start_process = start
+        self._again_s = again_s
+        self._due: dict[int, float] = {}  # when to start a rank again
+        self._said: set[int] = set()  # ranks whose loss was said, and which have not lived long since
+        self._started_at: dict[int, float] = {}
         self._all = frozenset(command.rank for command in commands)
         self._needed = self._all if needed is None else needed
         self._begins = begins
@@ -237,7 +295,7 @@ class Supervisor:
         self._write = threading.Lock()
         self._quiet = False
         self._unprinted: PipeEdgeError | None = None
-        self._alive: dict[int, _Process] = {}
+        self._alive: dict[int, RankProcess] = {}
 
     def run(self) -> int:
         """Start all ranks, wait for them, and return the exit status; Ctrl-C stops them quietly.
@@ -249,10 +307,7 @@ class Supervisor:
         try:
             try:
                 for command in self._commands:
-                    environment = {**command.environment, **self._environment}
-                    self._alive[command.rank] = _Process(
-                        command, environment, self._forward, self._events.put
-                    )
+                    self._start(command)
                 return self._watch()
             except KeyboardInterrupt:
                 self._quiet = True
@@ -265,11 +320,40 @@ class Supervisor:
             for process in self._alive.values():
                 process.kill()
 
+    def stop(self) -> None:
+        """Let ``run`` end all ranks as Ctrl-C does; for another thread."""
+        self._events.put(_Event.STOP)
+
+    def _start(self, command: RankCommand) -> None:
+        environment = {**command.environment, **self._environment}
+        self._started_at[command.rank] = time.monotonic()
+        self._alive[command.rank] = self._start_process(command, environment, self._forward, self._events.put)
+
+    def _start_due(self) -> None:
+        """Start the ranks again whose time has come."""
+        now = time.monotonic()
+        for command in self._commands:
+            if self._due.get(command.rank, math.inf) <= now:
+                del self._due[command.rank]
+                self._start(command)
+
+    def _lose(self, ending: RankExit) -> None:
+        """Report the end of a rank that is not needed, once until it has lived for a while again."""
+        lived_s = time.monotonic() - self._started_at[ending.rank]
+        if ending.status and (lived_s >= _LIVED_S or ending.rank not in self._said):
+            self._said.add(ending.rank)
+            self._output.say(ending.words())
+        if self._again_s is not None:
+            self._due[ending.rank] = time.monotonic() + self._again_s
+
     def _watch(self) -> int:
         endings: list[RankExit] = []
         deadline = None
         while self._alive:
-            event = self._next(deadline)
+            event = self._next(min((deadline, *self._due.values()), key=_when) if self._due else deadline)
+            if event is None and (deadline is None or time.monotonic() < deadline):
+                self._start_due()
+                continue
             if event is None:
                 self._end(signal.SIGTERM)
                 break
@@ -282,12 +366,12 @@ class Supervisor:
             for ending in came:
                 if ending.rank not in needed:
                     endings.remove(ending)
-                    if ending.status:
-                        self._output.say(ending.words())
+                    self._lose(ending)
             is_over = needed.isdisjoint(self._alive) or any(ending.status for ending in endings)
             if not is_over:
                 deadline = None
             elif deadline is None:
+                self._due.clear()
                 deadline = time.monotonic() + self._limits.settle_s
         decisive = status_of(endings)
         if decisive is None:
@@ -316,7 +400,7 @@ class Supervisor:
             )
         except queue.Empty:
             return None
-        if event is _Event.UNREAD:
+        if event in (_Event.UNREAD, _Event.STOP):
             raise KeyboardInterrupt
         if isinstance(event, RankExit):
             del self._alive[event.rank]
@@ -345,3 +429,8 @@ class Supervisor:
         if self._message is None or not text.startswith(self._message):
             return False
         return self._reported_by.setdefault(text, rank) != rank
+
+
+def _when(moment: float | None) -> float:
+    """Return a moment, or infinity where there is none."""
+    return math.inf if moment is None else moment

@@ -31,7 +31,7 @@ from pipeedge.base.program import program_name
 from pipeedge.base.wording import figure
 from pipeedge.plan.link_speed import LEAST_ROUNDS, Trip, estimate_link, large_enough, measure_rounds
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
-from pipeedge.transport.interfaces import listen
+from pipeedge.transport.interfaces import listen, listen_everywhere
 
 __all__ = ["DEFAULT_PORT", "MeasuredNetwork", "measure_link", "parse_place", "serve_link"]
 
@@ -187,14 +187,7 @@ def serve_link(host: str, port: int, tell: Callable[[str], None]) -> NoReturn:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    if host:
-        return listen(host, port)
-    try:
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
-    except OSError as error:
-        raise RequestError(f"--serve-link: cannot listen at port {port} ({error.strerror})") from error
+    return listen(host, port) if host else listen_everywhere(port, "--serve-link")
 
 
 def _serve(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> str:

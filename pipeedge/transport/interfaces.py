@@ -18,6 +18,7 @@ __all__ = [
     "is_loopback",
     "link_address",
     "listen",
+    "listen_everywhere",
     "use_interface",
 ]
 
@@ -162,6 +163,27 @@ def listen(addr: str, port: int) -> socket.socket:
             f"--addr {addr} is not an address of this machine, where rank 0 must listen; its addresses: {own}"
         ) from error
     return listener
+
+
+def listen_everywhere(port: int, option: str) -> socket.socket:
+    """Return a socket that listens at all addresses of this machine, for programs that check who calls.
+
+    Args:
+        port: Port, or 0 for any free one.
+        option: Option that gives the port, for the message.
+
+    Raises:
+        RequestError: The port is in use, or not permitted.
+    """
+    _raise_open_files()
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
+        return socket.create_server(("", port), backlog=_BACKLOG)
+    except OSError as error:
+        raise RequestError(f"{option}: cannot listen at port {port} ({error.strerror})") from error
 
 
 def _raise_open_files() -> None:

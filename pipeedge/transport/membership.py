@@ -1,7 +1,9 @@
 """Who may take part in a run: the certificate that a member presents, and those that it accepts.
 
     membership file        private key and its self-signed     whoever has the file is a member: each presents
-    (pipeedge-key FILE)    certificate, one file for all       this certificate and accepts no other
+    (pipeedge-key FILE)    certificate, one file for all       it, and accepts it and those that it has signed
+    file of a node         private key of its own, certificate each presents its own and accepts those that
+    (pipeedge join CODE)   of its own, and the cluster's       the cluster's key has signed, unless removed
     certificate, key, CA   a certificate of its own for each   each presents its own and accepts those that
     (--tls-...)            rank, from somebody's own PKI       the CA issued
 
@@ -32,7 +34,7 @@ from pipeedge.base.program import program_name
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.request.keys import KeyRequest
 
-__all__ = ["Membership", "describe_handshake_failure", "load_membership", "open_to_all"]
+__all__ = ["Membership", "describe_handshake_failure", "load_membership", "open_to_all", "refuse_revoked"]
 
 _PROTOCOL = "pipeedge"
 """Name under which both ends agree that they are of this program, before they compare certificates."""
@@ -59,6 +61,8 @@ class Membership:
     """Private key of the certificate, as PEM."""
     trusted: str = field(repr=False)
     """Certificates whose holders are members, or the CAs that issue these, as PEM."""
+    revoked: str = field(default="", repr=False)
+    """List of the certificates that are not accepted any more, signed by the trusted one, as PEM."""
 
     def __post_init__(self) -> None:
         self.client_context()
@@ -86,12 +90,12 @@ class Membership:
         """
         blocks = _blocks(text, source)
         key, certificates = _private_key(blocks, source), _certificates(blocks, source)
-        if len(certificates) > 1:
+        if len(certificates) > 1 and not (len(certificates) == 2 and _can_sign(certificates[1])):
             raise RequestError(
-                f"{source}: holds {len(certificates)} certificates, but a membership file has one; for a PKI "
-                "use --tls-cert, --tls-key and --tls-ca"
+                f"{source}: holds {len(certificates)} certificates, but a membership file has one, and a "
+                "node its cluster's too; for a PKI use --tls-cert, --tls-key and --tls-ca"
             )
-        return cls(source, certificates[0], key, certificates[0])
+        return cls(source, certificates[0], key, certificates[-1])
 
     @classmethod
     def from_pki(cls, certificate: Path, private_key: Path, authority: Path) -> Membership:
@@ -111,7 +115,13 @@ class Membership:
 
     def to_text(self) -> str:
         """Return the text of the membership file. A secret."""
-        return f"{self.private_key}\n{self.certificate}\n"
+        issuer = "" if self.holds_trusted else f"{self.trusted}\n"
+        return f"{self.private_key}\n{self.certificate}\n{issuer}"
+
+    @property
+    def holds_trusted(self) -> bool:
+        """Whether this is the key that the others trust itself, rather than one that it has signed."""
+        return self.certificate == self.trusted
 
     @property
     def fingerprint(self) -> str:
@@ -144,6 +154,8 @@ class Membership:
                 # With a password, OpenSSL does not ask for one at the terminal.
                 context.load_cert_chain(name, password="")
             context.load_verify_locations(cadata=self.trusted)
+            if self.revoked:
+                refuse_revoked(context, self.revoked)
         except ssl.SSLError as error:
             raise RequestError(self._explain(error)) from error
         return context
@@ -153,6 +165,21 @@ class Membership:
             return f"{self.source}: the private key does not belong to the certificate"
         why = (error.reason or "unknown format").lower().replace("_", " ")
         return f"{self.source}: is damaged ({why}); copy it again"
+
+
+def refuse_revoked(context: ssl.SSLContext, revoked: str) -> None:
+    """Have ``context`` refuse the certificates of a list from its next handshake on.
+
+    Args:
+        context: Settings of TLS, which trust the certificate that has signed the list.
+        revoked: The list as PEM. Of several, the newest counts.
+
+    Raises:
+        ssl.SSLError: It is not a list.
+    """
+    with _unnamed_file(revoked) as name:
+        context.load_verify_locations(cafile=name)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def load_membership(keys: KeyRequest) -> Membership | None:
@@ -191,15 +218,19 @@ def describe_handshake_failure(error: ssl.SSLError, end: ssl.SSLObject | ssl.SSL
             return "is another program"
         if error.verify_message in _DATES:
             return f"has a certificate that is not valid now ({error.verify_message}; check the clocks)"
+        if error.verify_message == _REVOKED:
+            return "was removed from the cluster"
         return "has another key"
     return _REASONS.get(error.reason or "", "does not speak TLS 1.3")
 
 
+_REVOKED = "certificate revoked"
 _DATES = ("certificate has expired", "certificate is not yet valid")
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "has no key",
     "SSLV3_ALERT_NO_CERTIFICATE": "has no key",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "finds the certificate of this rank expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "has removed this node from the cluster",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "has another key",
     "SSLV3_ALERT_BAD_CERTIFICATE": "has another key",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "does not accept this kind of certificate",
@@ -284,6 +315,16 @@ def _certificates(blocks: list[tuple[str, str]], source: str) -> list[str]:
     if not found:
         raise RequestError(f"{source}: holds no certificate, or lacks its end; copy it again")
     return found
+
+
+def _can_sign(certificate: str) -> bool:
+    """Return whether a certificate is that of a cluster, which signs those of its nodes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=certificate)
+    except ssl.SSLError:
+        return False
+    return bool(context.get_ca_certs(binary_form=True))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from pipeedge.transport.sealed import SealedSocket, Stream
 
 __all__ = ["MAX_CALLERS", "Reception"]
 
+_READ_BYTES = 1 << 12
 MAX_CALLERS = 64
 """Largest number of connections that have not introduced themselves."""
 
@@ -33,6 +34,8 @@ class _Newcomer(Caller):
         super().__init__(number, sock, peer, close_at)
         self.stream: Stream = sock
         self.hello = b""
+        self.is_refused = False
+        """Whether the peer has proved to be no member, and is left time to read so."""
 
     def hear(self, context: ssl.SSLContext | None, length: int) -> None:
         """Go on with the handshake, if the connection is to be secured, and read a hello of ``length`` bytes.
@@ -41,6 +44,10 @@ class _Newcomer(Caller):
             BlockingIOError: There is more to come.
             OSError: The handshake failed, or the connection is lost.
         """
+        if self.is_refused:
+            while self.socket.recv(_READ_BYTES):
+                pass
+            raise ConnectionResetError
         if context is not None and isinstance(self.stream, socket.socket):
             # Not before the first byte, so that a silent caller costs no memory for TLS.
             self.stream = SealedSocket(self.stream, context, accepts=True)
@@ -51,6 +58,10 @@ class _Newcomer(Caller):
             if not data:
                 raise ConnectionResetError
             self.hello += data
+
+    def describe(self, error: ssl.SSLError) -> str:
+        """Return why the peer is no member, to follow its name in a sentence."""
+        return self.stream.sealing.describe(error) if isinstance(self.stream, SealedSocket) else str(error)
 
 
 class Reception:
@@ -63,6 +74,8 @@ class Reception:
         admit: Called by the thread with each connection (which does not block) and its introduction. Returns
             whether it has taken the connection over or closed it; otherwise it is called again after
             ``reconsider``.
+        refused: Called by the thread with the address of each caller that is no member, and why, to follow
+            its name in a sentence.
         clock: Monotonic clock in seconds.
     """
 
@@ -73,11 +86,13 @@ class Reception:
         context: ssl.SSLContext | None,
         hello_bytes: int,
         admit: Callable[[Stream, bytes], bool],
+        refused: Callable[[str, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._hello_bytes = hello_bytes
         self._admit = admit
+        self._refused = refused
         self._clock = clock
         self._closing = False
         self._waker, self._wakened = socket.socketpair()
@@ -137,8 +152,16 @@ class Reception:
             if isinstance(caller.stream, SealedSocket):
                 caller.answered(self._clock())
             return
-        except OSError:
-            self._door.drop(caller)
+        except OSError as error:
+            if not isinstance(error, ssl.SSLError):
+                self._door.drop(caller)
+                return
+            if self._refused is not None:
+                self._refused(caller.peer, caller.describe(error))
+            # To close now would reset the connection if the peer has sent more, and lose what tells it why.
+            caller.is_refused = True
+            with contextlib.suppress(OSError):
+                caller.socket.shutdown(socket.SHUT_WR)
             return
         self._selector.unregister(caller.socket)
         self._offer(caller)

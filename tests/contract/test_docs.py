@@ -30,6 +30,15 @@ from pipeedge.cli.completion import completion_parser
 from pipeedge.cli.fetch import parse_fetch
 from pipeedge.cli.key import key_parser
 from pipeedge.launch.main import parse_launch, plan_launch
+from pipeedge.nodes.options import (
+    parse_ask,
+    parse_down,
+    parse_join,
+    parse_members,
+    parse_node,
+    parse_status,
+    parse_up,
+)
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
 from pipeedge.report.main import parse_report
 from pipeedge.request.environment import Environment
@@ -68,6 +77,13 @@ PARSERS: dict[str, Parse] = {
     "tools/testbed.py": parse_testbed,
     "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
     "pipeedge completion": lambda argv: completion_parser().parse_args(argv),
+    "pipeedge ask": lambda argv: parse_ask(argv, Environment()),
+    "pipeedge down": lambda argv: parse_down(argv, Environment()),
+    "pipeedge join": lambda argv: parse_join(argv, Environment()),
+    "pipeedge node": lambda argv: parse_node(argv, Environment()),
+    "pipeedge nodes": lambda argv: parse_members(argv, Environment()),
+    "pipeedge status": lambda argv: parse_status(argv, Environment()),
+    "pipeedge up": lambda argv: parse_up(argv, Environment()),
 }
 """Parser of the command line of every program."""
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from places import ROOT
 
+from pipeedge.nodes.options import parse_node
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
@@ -51,6 +52,17 @@ def test_the_unit_runs_a_rank_that_ends_within_its_time(unit: configparser.RawCo
         assert request.serve.is_local
         check_goes_on(request, float(service["TimeoutStopSec"]))
     assert service["Restart"] == "on-failure"
+
+
+def test_the_unit_of_a_node_is_a_node_that_has_time_to_end() -> None:
+    parser = configparser.RawConfigParser()
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((DEPLOY / "pipeedge-node.service").read_text("utf-8"))
+    program, command, *argv = shlex.split(parser["Service"]["ExecStart"])
+    assert (program.rpartition("/")[2], command) == ("pipeedge", "node")
+    request = parse_node(argv, Environment())
+    assert str(request.directory) == f"/var/lib/{parser['Service']['StateDirectory']}"
+    assert float(parser["Service"]["TimeoutStopSec"]) > 40  # what a run has to answer what it has accepted
 
 
 def test_the_containers_are_one_world() -> None:

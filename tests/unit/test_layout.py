@@ -40,7 +40,7 @@ models     pooling architecture hub_config shapes weights.names family families.
 decoding   pages steps loop sampling sampler text_stream template_program template vocabulary prompt
            generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
-transport  place base frame leases lifecycle interfaces membership new_key loopback
+transport  place base frame leases lifecycle interfaces membership new_key authority loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
            reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
 observe    metrics token_figures live timeline energy records lanes assembly trace monitoring pipeline_state
@@ -77,6 +77,8 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
 auction    market tables ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
+nodes      messages talk programs facts store pairing discovery identity peer remote_rank composing
+           deployment node inviting options shown main commands
 cli        commands scripts fetch key schedule completion main
 """
 """Packages and their modules. A module imports only earlier ones."""

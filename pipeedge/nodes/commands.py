@@ -1,0 +1,307 @@
+"""``pipeedge up``, ``status``, ``ask``, ``down``, ``nodes`` and ``join``: each asks a node, or a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeedge.base.console import StandardOutput
+from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError, RequestError
+from pipeedge.base.files import write_whole
+from pipeedge.base.guard import guard
+from pipeedge.base.streams import end, print_notice, print_result
+from pipeedge.base.wording import figure, printable
+from pipeedge.nodes.identity import read_key
+from pipeedge.nodes.inviting import join
+from pipeedge.nodes.messages import (
+    Answered,
+    Ask,
+    ClusterState,
+    Down,
+    Granted,
+    News,
+    Remove,
+    Serving,
+    StateOf,
+    Up,
+)
+from pipeedge.nodes.options import (
+    AskRequest,
+    ClientRequest,
+    parse_ask,
+    parse_down,
+    parse_join,
+    parse_members,
+    parse_status,
+    parse_up,
+)
+from pipeedge.nodes.peer import call, follow
+from pipeedge.nodes.shown import answer_lines, bar, show_state, state_page
+from pipeedge.nodes.talk import Talk
+from pipeedge.request.environment import Environment
+from pipeedge.transport.authority import Authority, read_removals
+from pipeedge.transport.membership import Membership
+
+__all__ = ["ask_main", "down_main", "join_main", "members_main", "status_main", "up_main"]
+
+_SUFFIXES = frozenset({".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_REPLY_S = 10.0
+
+
+def _program(command: str, run: Callable[[list[str], Environment], None]) -> NoReturn:
+    name = f"pipeedge {command}"
+    work = lambda: run(sys.argv[1:], Environment.read())  # noqa: E731
+    end(name, guard(name, work, verbose="--verbose" in sys.argv))
+
+
+def up_main() -> NoReturn:
+    """Run ``pipeedge up``."""
+    _program("up", _up)
+
+
+def status_main() -> NoReturn:
+    """Run ``pipeedge status``."""
+    _program("status", _status)
+
+
+def ask_main() -> NoReturn:
+    """Run ``pipeedge ask``."""
+    _program("ask", _ask)
+
+
+def down_main() -> NoReturn:
+    """Run ``pipeedge down``."""
+    _program("down", _down)
+
+
+def members_main() -> NoReturn:
+    """Run ``pipeedge nodes``."""
+    _program("nodes", _members)
+
+
+def join_main() -> NoReturn:
+    """Run ``pipeedge join``."""
+    _program("join", _join)
+
+
+def _join(argv: list[str], environment: Environment) -> None:
+    request = parse_join(argv, environment)
+    join(request.code, request.key, request.name, request.at, print_notice)
+
+
+def _called(request: ClientRequest, key: Membership) -> Talk:
+    try:
+        return call(request.place, key)
+    except PeerFailedError as error:
+        host = request.place[0]
+        where = "on this machine" if host in ("127.0.0.1", "localhost", "::1") else f"on {host}"
+        raise PeerFailedError(
+            f"{error}: start 'pipeedge node' {where}, or name another with --node"
+        ) from error
+
+
+def _up(argv: list[str], environment: Environment) -> None:
+    request = parse_up(argv, environment)
+    model = Path(request.model)
+    wanted = Up(
+        model=str(model.resolve()) if model.is_dir() else request.model,
+        count=request.count,
+        only=() if request.count is not None else request.nodes,
+        objective=request.objective,  # type: ignore[arg-type]
+        plan=request.plan,  # type: ignore[arg-type]
+        dtype=request.dtype,  # type: ignore[arg-type]
+        batch_size=request.microbatch_size,
+        serve_port=request.serve,
+        thorough=request.thorough,
+    )
+    with _called(request, read_key(request.key)) as talk:
+        serving = follow(talk, wanted, Serving, _Bars())
+    asked = request.place[0]
+    where = serving.url if asked in ("127.0.0.1", "localhost") else f"{serving.url} on {asked}"
+    print_result(
+        f"{request.model} answers at {where} after {serving.seconds:.1f} s, of which profiling took "
+        f"{serving.profiled_s:.1f} s"
+    )
+
+
+class _Bars:
+    """Shows the progress of nodes: lines, and a bar for each that fetches files where there is a terminal."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._done: dict[str, News] = {}
+        self._drawn = 0
+
+    def __call__(self, progress: News) -> None:
+        """Show a step."""
+        if not progress.total:
+            self._erase()
+            print_notice(printable(f"{progress.node}: {progress.line}" if progress.node else progress.line))
+            return
+        self._done[progress.node] = progress
+        if self._is_terminal:
+            self._erase()
+            lines = [bar(each) for each in self._done.values() if each.done < each.total]
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            sys.stderr.flush()
+            self._drawn = len(lines)
+        elif progress.done >= progress.total:
+            print_notice(printable(f"{progress.node}: fetched {figure(progress.total / 1e6, 3)} MB"))
+
+    def _erase(self) -> None:
+        if self._drawn:
+            sys.stderr.write(f"\x1b[{self._drawn}F\x1b[J")
+            self._drawn = 0
+
+
+def _state(request: ClientRequest, key: Membership) -> Mapping[str, Any]:
+    with _called(request, key) as talk:
+        found: ClusterState = talk.ask(StateOf(), ClusterState, _REPLY_S)
+        return found.document
+
+
+def _serving_place(request: ClientRequest, key: Membership) -> tuple[str, int]:
+    """Return the address of the node that serves: the one that is asked, or else the only other one."""
+    document = _state(request, key)
+    runs = document["runs"]
+    if document["run"] is not None or not runs:
+        return request.place
+    name = next(iter(runs))
+    (address,) = (node["address"] for node in document["nodes"] if node["name"] == name)
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _status(argv: list[str], environment: Environment) -> None:
+    request = parse_status(argv, environment)
+    document = _state(request, read_key(request.key))
+    if request.page is not None:
+        write_whole(request.page, state_page(document), "--page")
+        print_notice(f"{request.page}: written")
+    elif request.json:
+        print_result(json.dumps(document, indent=2))
+    else:
+        show_state(document, StandardOutput(result=True))
+
+
+def _down(argv: list[str], environment: Environment) -> None:
+    request = parse_down(argv, environment)
+    key = read_key(request.key)
+    with call(_serving_place(request, key), key) as talk:
+        talk.ask(Down(), Granted, 90.0)
+    print_notice("ended")
+
+
+def _members(argv: list[str], environment: Environment) -> None:
+    request = parse_members(argv, environment)
+    key = read_key(request.key)
+    if request.remove is None:
+        show_state({**_state(request, key), "run": None}, StandardOutput(result=True))
+        return
+    authority = Authority.of(key)
+    if authority is None:
+        raise RequestError(
+            f"{key.source} is the key of a node: remove others on the machine that has the cluster's key"
+        )
+    from pipeedge.nodes.messages import About, Here
+
+    with _called(request, key) as talk:
+        here: Here = talk.ask(About(), Here, _REPLY_S)
+    document = _state(request, key)
+    serials = {node["name"]: node.get("serial", "") for node in document["nodes"]}
+    serial = serials.get(request.remove, "")
+    if not serial:
+        known = ", ".join(sorted(serials))
+        raise RequestError(f"{request.remove} is no node that {here.name} has met; it knows {known}")
+    before = read_removals(here.removed, key.trusted) if here.removed else None
+    removals = authority.remove([int(serial, 16)], before)
+    with _called(request, key) as talk:
+        talk.ask(Remove(removals.text), Granted, _REPLY_S)
+    _state(request, key)  # its look at the others hands the list on
+    print_notice(
+        f"{request.remove} is removed: every node that hears of it refuses {request.remove} from now on"
+    )
+
+
+# -- ask -----------------------------------------------------------------------------------------------
+
+
+def _ask(argv: list[str], environment: Environment) -> None:
+    request = parse_ask(argv, environment)
+    question = read_question(request.question)
+    reply = _from_service(request, question)
+    if reply is None:
+        reply = ask_alone(request.model, question)
+    if request.json:
+        print_result(json.dumps(reply))
+    else:
+        for line in answer_lines(reply):
+            print_result(printable(line))
+
+
+def read_question(text: str) -> str | bytes:
+    """Return a text, or the bytes of an image.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    if text == "-":
+        return sys.stdin.read().rstrip("\n")
+    path = Path(text)
+    if path.suffix.lower() in _SUFFIXES or (len(text) < 256 and path.is_file()):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{printable(text)}: cannot be read ({error.strerror})") from error
+    return text
+
+
+def _from_service(request: AskRequest, question: str | bytes) -> Any:
+    """Return the reply of the running service, or None if there is none for the model."""
+    try:
+        key = read_key(request.key)
+        document = _state(request, key)
+    except PipeEdgeError:
+        if request.node != "127.0.0.1":
+            raise
+        return None  # no node here, so a run of its own answers
+    served = (
+        document["run"]["model"] if document["run"] is not None else next(iter(document["runs"].values()), "")
+    )
+    if not _same_model(request.model, served):
+        return None
+    is_image = isinstance(question, bytes)
+    body = question if isinstance(question, bytes) else json.dumps({"inputs": question}).encode()
+    ask = Ask(
+        served,
+        "/classify" if is_image else "/",
+        "application/octet-stream" if is_image else "application/json",
+        len(body),
+    )
+    with call(_serving_place(request, key), key) as talk:
+        talk.send(ask)
+        talk.send_bytes([body])
+        answered: Answered = talk.expect(Answered)
+        reply = json.loads(b"".join(map(bytes, talk.receive_bytes(answered.size))))
+    if answered.status != 200:
+        what = reply.get("error", reply) if isinstance(reply, dict) else reply
+        raise InputError(f"{served} has not answered: {what}")
+    return reply
+
+
+def _same_model(wanted: str, served: str) -> bool:
+    return bool(served) and (wanted == served or str(Path(wanted).resolve()) == served)
+
+
+def ask_alone(model: str, question: str | bytes) -> Any:
+    """Return the answer of a run of its own, in this process, as the service would say it."""
+    from pipeedge import Pipeline
+
+    with Pipeline(model) as pipeline:
+        answer = pipeline(question)
+        if answer.kind == "logits":
+            return [{"label": one.label or str(one.number), "score": one.score} for one in answer.top(5)]
+        return answer.outputs.tolist()

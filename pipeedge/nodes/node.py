@@ -1,0 +1,602 @@
+"""A node: it waits at one port for members of its cluster, answers them, and works for them.
+
+    caller ──TLS──> reception ──> a thread ──> the answer to one request
+                       └─ no member, removed, another program: one line, and nothing runs
+
+A node computes for one run at a time: as the asked node of a deployment, which has rank 0, or with one rank
+for another node, or by profiling. A second run is refused in one line that names the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import queue
+import select
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeedge.base.errors import PeerError, PeerFailedError, PipeEdgeError, RequestError, exit_code, one_line
+from pipeedge.base.wording import figure, printable
+from pipeedge.launch.commands import RankCommand
+from pipeedge.launch.supervisor import Output, Supervisor
+from pipeedge.nodes.deployment import Deployment
+from pipeedge.nodes.discovery import Address, Discovery
+from pipeedge.nodes.facts import state_facts
+from pipeedge.nodes.messages import (
+    About,
+    Answered,
+    Ask,
+    Blob,
+    ClusterState,
+    Down,
+    Ended,
+    Get,
+    Granted,
+    Here,
+    Hold,
+    Measure,
+    News,
+    Profile,
+    Profiled,
+    Remove,
+    Said,
+    Serving,
+    StartRank,
+    StateOf,
+    Up,
+)
+from pipeedge.nodes.peer import Peer, ask_about, call, get_file
+from pipeedge.nodes.programs import located, profile_words, rank_words
+from pipeedge.nodes.store import KnownNode, NodeStore
+from pipeedge.nodes.talk import CHUNK, HELLO, Talk, refusing
+from pipeedge.profile.result_files import load_results
+from pipeedge.request.environment import LAUNCHER, inherited_environment
+from pipeedge.transport.authority import Removals, name_in, read_removals
+from pipeedge.transport.interfaces import listen_everywhere
+from pipeedge.transport.membership import Membership, refuse_revoked
+from pipeedge.transport.reception import Reception
+from pipeedge.transport.sealed import SealedSocket, Stream
+
+__all__ = ["NODE_PORT", "Node", "describe", "profile_key"]
+
+NODE_PORT = 29600
+_FIRST_S = 10.0
+"""Seconds within which a member must say what it asks for."""
+_MOST_TALKS = 64
+"""Largest number of members that are served at once."""
+_LOOK_S = 2.0
+"""Seconds within which other nodes must answer."""
+_SLOT_S = 15.0
+"""Seconds that a rank waits for the one before it, of the same run, to end."""
+_ASK_S = 300.0
+
+
+class _Slot:
+    """The one run for which a node computes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.run = ""
+        self.asked_by = ""
+
+    def wait_free(self) -> None:
+        """Wait a while until this node computes for nobody."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.run, _SLOT_S)
+
+    @contextlib.contextmanager
+    def taken(self, run: str, asked_by: str) -> Iterator[None]:
+        """Compute for a run in the body.
+
+        Raises:
+            RequestError: This node computes for another one.
+        """
+        with self._changed:
+            if self.run == run:
+                self._changed.wait_for(lambda: not self.run, _SLOT_S)
+            if self.run:
+                raise RequestError(
+                    f"this node works for {self.run} already, as {self.asked_by} has asked: "
+                    "end that first with 'pipeedge down'"
+                )
+            self.run, self.asked_by = run, asked_by
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.run = self.asked_by = ""
+                self._changed.notify_all()
+
+
+class Node:
+    """Serves until it is closed.
+
+    Args:
+        membership: Key of this node, signed by the cluster's.
+        store: What it keeps.
+        discovery: What knows where other nodes may be.
+        port: Port to listen at; 0 for any free one.
+        say: Prints a line.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        store: NodeStore,
+        discovery: Callable[[int], Discovery],
+        *,
+        port: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.name, serial = name_in(membership.certificate)
+        self.serial = f"{serial:x}"
+        self.store = store
+        self._say = say
+        self._lock = threading.Lock()
+        self._slot = _Slot()
+        self._deployment: Deployment | None = None
+        self._talks: set[Talk] = set()
+        self._told: dict[tuple[str, str], float] = {}
+        self._membership = membership
+        self._removals: Removals | None = None
+        if text := store.removed():
+            self._removals = read_removals(text, membership.trusted)
+            self._membership = replace(membership, revoked=text)
+        self._context: ssl.SSLContext = self._membership.server_context()
+        listener = listen_everywhere(port, "--port")
+        self.port = int(listener.getsockname()[1])
+        self._discovery = discovery(self.port)
+        self._reception = Reception(
+            listener,
+            context=self._context,
+            hello_bytes=len(HELLO),
+            admit=self._admit,
+            refused=self._refuse_stranger,
+        )
+        if (wanted := store.wanted()) is not None:
+            self.say(f"goes on serving {wanted.model}")
+            self._deploy(wanted)
+
+    # -- what a deployment needs -----------------------------------------------------------------------
+
+    @property
+    def membership(self) -> Membership:
+        """Membership with the newest list of removed nodes."""
+        with self._lock:
+            return self._membership
+
+    def say(self, line: str) -> None:
+        """Print a line for whoever watches this node."""
+        self._say(printable(line))
+
+    def facts(self) -> Here:
+        """Return what this node is."""
+        return state_facts(self.name, self.port, self.serial)
+
+    def look(self) -> list[tuple[Peer, str]]:
+        """Return the other nodes that answer, each with the address of this machine on the way there."""
+        places = self._places()
+        if not places:
+            return []
+        removals, membership = self._removals, self.membership
+        number = 0 if removals is None else removals.number
+
+        def ask(place: Address) -> tuple[Peer, str] | None:
+            try:
+                return ask_about(place, membership, number, _LOOK_S)
+            except PipeEdgeError:
+                return None
+
+        with ThreadPoolExecutor(min(32, len(places))) as pool:
+            answers = [each for each in pool.map(ask, places) if each is not None]
+        found: dict[str, tuple[Peer, str]] = {}
+        for peer, own_end in answers:
+            if peer.here.serial == self.serial or peer.name in found:
+                continue
+            found[peer.name] = peer, own_end
+            self.store.meet(peer.name, KnownNode(peer.address[0], peer.address[1], peer.here.serial))
+            self._exchange_removals(peer)
+        return [found[name] for name in sorted(found)]
+
+    def _places(self) -> list[Address]:
+        known = [(each.address, each.port) for each in self.store.known().values()]
+        return list(dict.fromkeys([*self._discovery.places(), *known]))
+
+    def profile(self, request: Profile, words: tuple[str, ...], tell: Callable[[News], None]) -> Profiled:
+        """Measure a model here, unless it was measured before.
+
+        Raises:
+            PipeEdgeError: The profiler has failed.
+        """
+        key = profile_key(request, self.facts(), inherited_environment().get("OMP_NUM_THREADS", ""))
+        thorough = self.store.profile([*key, "thorough"])
+        path = thorough if request.thorough or thorough.exists() else self.store.profile(key)
+        if path.exists():
+            with contextlib.suppress(PipeEdgeError):
+                load_results(path)
+                tell(News("profiled before"))
+                return Profiled(path.read_text("utf-8"), 0.0)
+            path.unlink()  # damaged, as by a power failure
+        tell(News("profiling"))
+        began = time.monotonic()
+        new = path.with_suffix(".new.yml")
+        new.unlink(missing_ok=True)
+        lines: list[str] = []
+
+        def take(text: str, *, error: bool) -> None:
+            if error:
+                lines.append(text.strip())
+
+        command = RankCommand(0, (sys.executable, "-m", "pipeedge", *profile_words(request, words, new)))
+        status = Supervisor(
+            [command], self._environment(), Output(take, lambda line: None, lambda rank: "")
+        ).run()
+        if status or not new.exists():
+            raise PeerFailedError(
+                f"the profiler ended with status {status}" + (f": {lines[-1]}" if lines else "")
+            )
+        new.replace(path)
+        seconds = time.monotonic() - began
+        tell(News(f"profiled in {seconds:.1f} s"))
+        return Profiled(path.read_text("utf-8"), seconds)
+
+    def _environment(self) -> dict[str, str]:
+        return inherited_environment() | {LAUNCHER: str(os.getpid())}
+
+    # -- callers ---------------------------------------------------------------------------------------
+
+    def _refuse_stranger(self, address: str, why: str) -> None:
+        """Say who is refused, once in a while for each address and reason."""
+        key = address.removeprefix("::ffff:"), why
+        now = time.monotonic()
+        if now - self._told.get(key, -60.0) >= 60.0:
+            self._told = {each: at for each, at in self._told.items() if now - at < 60.0}
+            self._told[key] = now
+            self.say(f"refused {key[0]}: it {why}")
+
+    def _admit(self, stream: Stream, hello: bytes) -> bool:
+        if hello != HELLO or not isinstance(stream, SealedSocket) or len(self._talks) >= _MOST_TALKS:
+            stream.close()
+            return True
+        talk = Talk(stream, "the caller", asks=False)
+        talk.name = talk.peer_certificate()[0] or talk.peer_address
+        with self._lock:
+            self._talks.add(talk)
+        threading.Thread(target=self._converse, args=(talk,), name="caller", daemon=True).start()
+        return True
+
+    def _converse(self, talk: Talk) -> None:
+        try:
+            with talk:
+                try:
+                    self._answer(talk, talk.receive(_FIRST_S))
+                except PipeEdgeError as error:
+                    line = one_line(error)
+                    if not isinstance(error, PeerError) or "does not know" in line:
+                        self.say(f"refused {talk.name} ({talk.peer_address}): {line}")
+                    refusing(talk, line, exit_code(error))
+                except Exception as error:  # a fault of ours, which must not leave the caller waiting
+                    line = f"internal error on {self.name}: {type(error).__name__}: {one_line(error)}"
+                    self.say(line)
+                    refusing(talk, line, 1)
+        finally:
+            with self._lock:
+                self._talks.discard(talk)
+
+    def _answer(self, talk: Talk, request: Any) -> None:
+        answers: dict[type, Callable[[Talk, Any], None]] = {
+            About: self._tell_about,
+            Measure: self._take_bytes,
+            Hold: self._hold,
+            Get: self._give,
+            Profile: self._profile_for,
+            StartRank: self._run_rank,
+            Remove: self._remove,
+            Up: self._up,
+            Down: self._down,
+            StateOf: self._tell_state,
+            Ask: self._pass_on,
+        }
+        answers[type(request)](talk, request)
+
+    def _tell_about(self, talk: Talk, request: About) -> None:
+        deployment, removals = self._deployment, self._removals
+        number = 0 if removals is None else removals.number
+        here = self.facts()
+        values = {name: getattr(here, name) for name in here.__struct_fields__}
+        values |= {
+            "works_for": self._slot.run,
+            "removals": number,
+            "removed": removals.text if removals is not None and number > request.removals else "",
+        }
+        if deployment is not None and not deployment.is_over:
+            values |= {
+                "serves": deployment.wanted.model,
+                "phase": deployment.phase,
+                "url": deployment.url,
+            }
+        talk.send(Here(**values))
+
+    def _take_bytes(self, talk: Talk, request: Measure) -> None:
+        while True:
+            for _ in talk.receive_bytes(request.size):
+                pass
+            talk.send(Granted())
+            try:
+                request = talk.expect(Measure, _FIRST_S)
+            except PeerError:
+                return
+
+    def _hold(self, talk: Talk, request: Hold) -> None:
+        missing = self.store.missing(request.model, request.files)
+        whole = float(sum(file.size for file, _ in missing))
+        fetched, told_at = 0.0, 0.0
+
+        def counted(parts: Iterator[memoryview], line: str) -> Iterator[memoryview]:
+            nonlocal fetched, told_at
+            for part in parts:
+                yield part
+                fetched += len(part)
+                if time.monotonic() - told_at >= 0.2 or fetched == whole:
+                    told_at = time.monotonic()
+                    talk.send(News(line, done=fetched, total=whole))
+
+        if missing:
+            address = (talk.peer_address, request.port)
+            with call(address, self.membership, name=talk.name) as source:
+                for file, path in missing:
+                    line = f"fetching {file.name}"
+                    self.store.receive(file, path, counted(get_file(source, file.sha256), line))
+        talk.send(Granted())
+
+    def _give(self, talk: Talk, request: Get) -> None:
+        while True:
+            path = self.store.offered(request.sha256)
+            if path is None:
+                raise RequestError("this node offers no such file")
+            size = path.stat().st_size
+            with path.open("rb") as stream:
+                stream.seek(request.offset)
+                talk.send(Blob(max(0, size - request.offset)))
+                talk.send_bytes(iter(lambda: stream.read(CHUNK), b""))
+            try:
+                request = talk.expect(Get, _FIRST_S * 6)
+            except PeerError:
+                return
+
+    def _profile_for(self, talk: Talk, request: Profile) -> None:
+        with self._slot.taken(f"a profile of {request.model.name}", talk.name):
+            talk.send(self.profile(request, located(request.model, self.store.models), talk.send))
+
+    def _run_rank(self, talk: Talk, request: StartRank) -> None:
+        with self._slot.taken(request.run, talk.name):
+            self.say(f"runs rank {request.rank} of {request.world} of {request.run} for {talk.name}")
+            words = rank_words(request, request.rank, located(request.model, self.store.models))
+            argv = (sys.executable, "-u", "-m", "pipeedge", *words)
+            lines: queue.SimpleQueue[Said | Ended] = queue.SimpleQueue()
+
+            def take(text: str, *, error: bool) -> None:
+                lines.put(Said(text[: 32 << 10], error))
+
+            supervisor = Supervisor(
+                [RankCommand(request.rank, argv, secret=request.key)],
+                self._environment(),
+                Output(take, lambda line: None, lambda rank: ""),
+            )
+            run = threading.Thread(
+                target=lambda: lines.put(Ended(supervisor.run())), name="rank", daemon=True
+            )
+            watch = threading.Thread(target=_when_left, args=(talk, supervisor.stop), daemon=True)
+            run.start()
+            watch.start()
+            is_lost, message = False, None
+            while not isinstance(message, Ended):
+                message = lines.get()
+                if not is_lost:
+                    try:
+                        talk.send(message)
+                    except PeerError:
+                        is_lost = True
+                        supervisor.stop()
+            self.say(f"rank {request.rank} of {request.run} has ended with status {message.code}")
+            talk.hang_up()
+            watch.join()
+
+    # -- removed nodes ---------------------------------------------------------------------------------
+
+    def _remove(self, talk: Talk, request: Remove) -> None:
+        self._adopt(request.text)
+        talk.send(Granted())
+
+    def _adopt(self, text: str) -> None:
+        """Take a list of removed nodes if it is newer than that of this node."""
+        found = read_removals(text, self._membership.trusted)
+        with self._lock:
+            if self._removals is not None and found.number <= self._removals.number:
+                return
+            self._removals = found
+            self._membership = replace(self._membership, revoked=text)
+            refuse_revoked(self._context, text)
+            talks = list(self._talks)
+        self.store.keep_removed(text)
+        for name, node in self.store.known().items():
+            if node.serial and int(node.serial, 16) in found.serials:
+                self.say(f"{name} was removed from the cluster")
+                self.store.forget(name)
+                deployment = self._deployment
+                if deployment is not None and deployment.uses(name):
+                    deployment.start_again(f"{name} was removed: planning without it")
+        for talk in talks:
+            serial = talk.peer_certificate()[1]
+            if serial and int(serial, 16) in found.serials:
+                talk.hang_up()
+
+    def _exchange_removals(self, peer: Peer) -> None:
+        """Take the list of a node that has a newer one, or give it that of this node."""
+        with contextlib.suppress(PipeEdgeError):
+            if peer.here.removed:
+                self._adopt(peer.here.removed)
+            elif self._removals is not None and peer.here.removals < self._removals.number:
+                with peer.call(self.membership) as talk:
+                    talk.ask(Remove(self._removals.text), Granted, _LOOK_S)
+
+    # -- the service -----------------------------------------------------------------------------------
+
+    def _up(self, talk: Talk, request: Up) -> None:
+        if Path(request.model).exists() and not _is_local(talk):
+            raise RequestError("a directory is taken only from a command on this node itself: name a model")
+        with self._lock:
+            running = self._deployment
+            if running is not None and not running.is_over:
+                raise RequestError(
+                    f"{self.name} serves {running.wanted.model} already: end that first with 'pipeedge down'"
+                )
+            deployment = self._deploy(request)
+        self.store.want(request)
+        news = deployment.listen()
+        while True:
+            new = news.get()
+            if isinstance(new, PipeEdgeError):
+                self.store.want(None)
+                raise new
+            try:
+                talk.send(new)
+            except PeerError:
+                self.store.want(None)
+                self.say(f"the command that asked for {request.model} has gone: ending it")
+                deployment.stop()
+                return
+            if isinstance(new, Serving):
+                return
+
+    def _deploy(self, wanted: Up) -> Deployment:
+        """Serve a model from now on.
+
+        Raises:
+            RequestError: This node works for another run.
+        """
+        run = f"{wanted.model} on {self.name}"
+        work = contextlib.ExitStack()
+        work.enter_context(self._slot.taken(run, "a command"))
+        deployment = Deployment(wanted, self, run, work.close)
+        self._deployment = deployment
+        deployment.start()
+        return deployment
+
+    def _down(self, talk: Talk, request: Down) -> None:
+        deployment = self._deployment
+        self.store.want(None)
+        if deployment is None or deployment.is_over:
+            raise RequestError(f"{self.name} serves nothing")
+        self.say(f"ends {deployment.wanted.model}, as {talk.name} has asked")
+        deployment.stop()
+        talk.send(Granted())
+
+    def _tell_state(self, talk: Talk, request: StateOf) -> None:
+        found = {peer.name: peer for peer, _ in self.look()}
+        nodes = [{**_shown(self.facts()), "here": True, "address": "", "works_for": self._slot.run}]
+        nodes += [
+            {**_shown(peer.here), "here": True, "address": f"{peer.address[0]}:{peer.address[1]}"}
+            for peer in found.values()
+        ]
+        nodes += [
+            {"name": name, "here": False, "address": f"{node.address}:{node.port}", "serial": node.serial}
+            for name, node in sorted(self.store.known().items())
+            if name not in found
+        ]
+        deployment = self._deployment
+        is_running = deployment is not None and not deployment.is_over
+        serving = [peer for peer in found.values() if peer.here.serves]
+        talk.send(
+            ClusterState(
+                {
+                    "asked": self.name,
+                    "nodes": nodes,
+                    "run": deployment.state() if deployment is not None and is_running else None,
+                    "runs": {peer.name: peer.here.serves for peer in serving},
+                    "removed": 0 if self._removals is None else len(self._removals.serials),
+                }
+            )
+        )
+
+    def _pass_on(self, talk: Talk, request: Ask) -> None:
+        body = b"".join(map(bytes, talk.receive_bytes(request.size)))
+        deployment = self._deployment
+        if deployment is None or deployment.is_over:
+            raise RequestError(f"{self.name} serves nothing: 'pipeedge up MODEL' starts a model")
+        if request.model and request.model != deployment.wanted.model:
+            raise RequestError(f"{self.name} serves {deployment.wanted.model}, not {request.model}")
+        connection = http.client.HTTPConnection("127.0.0.1", deployment.wanted.serve_port, timeout=_ASK_S)
+        try:
+            connection.request("POST", request.path, body, {"Content-Type": request.content_type})
+            reply = connection.getresponse()
+            text = reply.read()
+            talk.send(Answered(reply.status, reply.getheader("Content-Type") or "", len(text)))
+            talk.send_bytes([text])
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerFailedError(
+                f"{deployment.wanted.model} does not answer now ({deployment.phase}; {one_line(error)})"
+            ) from error
+        finally:
+            connection.close()
+
+    # -- the end ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End what this node does, and stop listening. What it serves is served again by the next one."""
+        deployment = self._deployment
+        if deployment is not None and not deployment.is_over:
+            deployment.stop()
+        self._reception.close()
+        with self._lock:
+            talks = list(self._talks)
+        for talk in talks:
+            talk.hang_up()
+        self._slot.wait_free()
+
+
+def _when_left(talk: Talk, stop: Callable[[], None]) -> None:
+    """Wait until the other end has said that it is done, or is lost, and call ``stop``."""
+    poll = select.poll()
+    poll.register(talk.socket, select.POLLIN | getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    stop()
+
+
+def _is_local(talk: Talk) -> bool:
+    return talk.peer_address in ("127.0.0.1", "::1", talk.own_address)
+
+
+def _shown(here: Here) -> dict[str, Any]:
+    found = {name: getattr(here, name) for name in here.__struct_fields__ if name != "removed"}
+    return {name: str(value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def profile_key(request: Profile, here: Here, threads: str) -> list[str]:
+    """Return what a profile depends on: another of these makes another profile.
+
+    Args:
+        request: What is measured.
+        here: The machine.
+        threads: Number of threads that the user has set, or an empty text.
+    """
+    model = request.model.digest or request.model.name
+    machine = [here.processor, str(here.cores), here.torch, here.version, threads]
+    return [model, request.dtype, str(request.batch_size), *machine]
+
+
+def describe(here: Here) -> str:
+    """Return what a node is in one line."""
+    return (
+        f"{here.name}: {here.processor}, {figure(here.cores)} cores, {here.memory / 2**30:.1f} GB free, "
+        f"{here.system}, PipeEdge {here.version}, torch {here.torch}; {', '.join(here.links) or 'no network'}"
+    )

@@ -1,0 +1,92 @@
+"""The programs that a node runs for others: a rank of a run, and the profiler. Pure.
+
+    StartRank ──rank_words──────> run RANK WORLD -m MODEL ... --key -
+    Profile   ──profile_words───> profile -m MODEL -b N --dtype TYPE ... -o FILE
+
+Nothing that a member sends becomes a word of a command line but what is read here from a typed request, each
+as the value of an option that this module names. Values that could be taken for an option are no values of
+their types (``messages``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from pipeedge.nodes.messages import ModelPlace, Profile, StartRank
+
+__all__ = ["SpecPaths", "located", "profile_words", "rank_words"]
+
+
+@dataclass(frozen=True)
+class SpecPaths:
+    """Files and options with which rank 0 plans."""
+
+    models: Path
+    device_types: Path
+    devices: Path
+    neighbors: Path
+    hosts: tuple[str, ...] = field(default=())
+    """Name of each rank's node, as in the files."""
+    objective: str = "throughput"
+    plan: str = "cut"
+    dtype: str = "float32"
+
+    def words(self) -> tuple[str, ...]:
+        """Return the options."""
+        return (
+            *("--sched-models-file", str(self.models), "--sched-dev-types-file", str(self.device_types)),
+            *("--sched-dev-file", str(self.devices), "--sched-dev-neighbors-file", str(self.neighbors)),
+            *("--hosts", ",".join(self.hosts), "--objective", self.objective, "--plan", self.plan),
+            *(("--dtype", self.dtype) if self.dtype != "float32" or self.plan == "cut" else ()),
+            *("--replan", "auto"),
+        )
+
+
+def located(model: ModelPlace, models: Path) -> tuple[str, ...]:
+    """Return the options that name a model where this node has it.
+
+    Args:
+        model: The model.
+        models: Directory with a directory for each model, by its digest.
+    """
+    if model.digest is None:
+        return ("--model-name", model.name)
+    directory = models / model.digest
+    if model.weights is not None:
+        return ("--model-name", model.name, "--model-file", str(directory / model.weights))
+    return ("--model-name", str(directory / PurePath(model.name).name))
+
+
+def rank_words(
+    request: StartRank, rank: int, model: tuple[str, ...], planning: SpecPaths | None = None
+) -> tuple[str, ...]:
+    """Return the words after ``pipeedge`` that run a rank, whose key comes from its standard input.
+
+    Args:
+        request: The run.
+        rank: Number of the rank; 0 is only run by the asked node for itself.
+        model: Options that name the model here.
+        planning: Files with which rank 0 plans.
+    """
+    return (
+        *("run", str(rank), str(request.world), *model, "--ubatch-size", str(request.batch_size)),
+        *("--addr", request.addr, "--port", str(request.port), "--key", "-", "--comm", "tcp"),
+        *("--on-failure", "continue", "--timeout", f"{request.timeout_s:g}", "--serve", str(request.serve)),
+        *(() if planning is None else planning.words()),
+    )
+
+
+def profile_words(request: Profile, model: tuple[str, ...], results: Path) -> tuple[str, ...]:
+    """Return the words after ``pipeedge`` that measure a model's layers.
+
+    Args:
+        request: What to measure.
+        model: Options that name the model here.
+        results: File for the results.
+    """
+    return (
+        *("profile", *model[:2], "--random-weights", "--batch-size", str(request.batch_size)),
+        *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", "1"))),
+        *("--results-yml", str(results)),
+    )

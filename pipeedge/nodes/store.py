@@ -1,0 +1,313 @@
+"""What a node keeps between runs: its key, profiles, files of models, and what it was asked to serve.
+
+DIR/node.pem            its own key, signed by the cluster's, where it holds that
+DIR/removed.pem         newest list of removed nodes
+DIR/known.json          nodes that were met, with address and serial number
+DIR/wanted.json         what to serve, also after a restart
+DIR/profiles/           results files of the profiler, by device, model, number type and kernels
+DIR/models/DIGEST/      files of models
+DIR/run/                the scheduler's files of the run
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePath
+from typing import Any
+
+import msgspec
+
+from pipeedge.base.errors import PeerFailedError, RequestError, WeightsError
+from pipeedge.base.fields import MALFORMED, Count, Name, Port, encode, reader
+from pipeedge.base.files import make_writable_directory, replace_file, temporary_beside, write_whole
+from pipeedge.base.wording import printable
+from pipeedge.models.outline import Outline
+from pipeedge.models.registry import find_any
+from pipeedge.nodes.messages import ModelFile, ModelPlace, Up, is_plain_name
+from pipeedge.nodes.talk import CHUNK
+
+__all__ = ["KnownNode", "NodeStore", "OfferedModel", "digest_of"]
+
+_PACKAGE_MODELS = Path(__file__).resolve().parent.parent / "assets"
+
+
+class KnownNode(msgspec.Struct, frozen=True):
+    """A node that was met."""
+
+    address: Name
+    port: Port
+    serial: Name = ""
+    """Serial number of its certificate, in hexadecimal."""
+
+
+class _Hashed(msgspec.Struct, frozen=True):
+    """Digest of a file, as long as size and time of the file are these."""
+
+    size: Count
+    mtime_ns: int
+    sha256: str
+
+
+class OfferedModel:
+    """A model that this node has, and that others may fetch from it.
+
+    Args:
+        place: Its name and digest.
+        files: Its files.
+        paths: Where they are here, by their digest.
+        words: Options that name the model here.
+    """
+
+    def __init__(
+        self,
+        place: ModelPlace,
+        files: Sequence[ModelFile],
+        paths: Mapping[str, Path],
+        words: tuple[str, ...],
+    ) -> None:
+        self.place = place
+        self.files = tuple(files)
+        self.paths = dict(paths)
+        self.words = words
+
+
+class NodeStore:
+    """Files in the directory of a node. Any thread may use it.
+
+    Args:
+        directory: The directory, which is made.
+
+    Raises:
+        RequestError: It cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        for path in (directory, directory / "profiles", directory / "models", directory / "run"):
+            make_writable_directory(path, "--directory", parents=True)
+        with suppress(OSError):
+            directory.chmod(0o700)
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._offered: dict[str, Path] = {}
+
+    @property
+    def models(self) -> Path:
+        """Directory with a directory for each model."""
+        return self.directory / "models"
+
+    @property
+    def own_key(self) -> Path:
+        """File with the key of this node."""
+        return self.directory / "node.pem"
+
+    # -- small documents -----------------------------------------------------------------------------
+
+    def removed(self) -> str:
+        """Return the newest list of removed nodes, or an empty text."""
+        with suppress(OSError):
+            return (self.directory / "removed.pem").read_text("ascii")
+        return ""
+
+    def keep_removed(self, text: str) -> None:
+        """Keep a list of removed nodes."""
+        write_whole(self.directory / "removed.pem", text, "--directory")
+
+    def known(self) -> dict[str, KnownNode]:
+        """Return the nodes that were met, by name."""
+        found: dict[str, KnownNode] = self._read("known.json", dict[str, KnownNode], {})
+        return found
+
+    def meet(self, name: str, node: KnownNode) -> None:
+        """Remember a node."""
+        with self._lock:
+            known = self.known()
+            if known.get(name) != node:
+                self._write("known.json", {**known, name: node})
+
+    def forget(self, name: str) -> None:
+        """Forget a node."""
+        with self._lock:
+            known = self.known()
+            if known.pop(name, None) is not None:
+                self._write("known.json", known)
+
+    def wanted(self) -> Up | None:
+        """Return what this node was asked to serve, if anything."""
+        found: Up | None = self._read("wanted.json", Up, None)
+        return found
+
+    def want(self, request: Up | None) -> None:
+        """Keep what this node was asked to serve, so that it goes on after a restart."""
+        if request is None:
+            (self.directory / "wanted.json").unlink(missing_ok=True)
+        else:
+            self._write("wanted.json", request)
+
+    def _read(self, name: str, kind: Any, default: Any) -> Any:
+        try:
+            return reader(kind)((self.directory / name).read_bytes())
+        except FileNotFoundError:
+            return default
+        except (OSError, *MALFORMED):
+            return default  # damaged, as by a power failure: it is written anew
+
+    def _write(self, name: str, value: object) -> None:
+        with suppress(OSError):  # a full disk: what is kept only saves time
+            replace_file(self.directory / name, encode(value))
+
+    # -- profiles ------------------------------------------------------------------------------------
+
+    def profile(self, key: Sequence[str]) -> Path:
+        """Return the path of the results file with a profile, which may not exist.
+
+        Args:
+            key: What a profile depends on, as texts.
+        """
+        digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+        plain = "".join(letter if letter.isalnum() else "-" for letter in key[0])[-40:]
+        return self.directory / "profiles" / f"{plain}-{digest}.yml"
+
+    # -- models --------------------------------------------------------------------------------------
+
+    def offer(self, name: str, tell: Callable[[str], None]) -> OfferedModel:
+        """Find a model on this machine, or fetch it from the hub, and let other nodes have its files.
+
+        Args:
+            name: Known name, directory or repository.
+            tell: Called with a line about what takes long.
+
+        Raises:
+            PipeEdgeError: The model is unknown, or its weights are missing.
+        """
+        outline = find_any(name)
+        directory = outline.directory
+        if directory is not None and directory.parent == _PACKAGE_MODELS:
+            return OfferedModel(ModelPlace(outline.name), (), {}, ("--model-name", outline.name))
+        if not outline.has_weights:
+            tell(f"fetching the weights of {printable(name)}")
+            outline.fetch_weights()
+        paths = _files_of(outline)
+        files = [ModelFile(each, path.stat().st_size, self._hash(path, tell)) for each, path in paths.items()]
+        digest = digest_of(files)
+        words: tuple[str, ...]
+        if directory is None:
+            place = ModelPlace(outline.name, digest, outline.default_weights.name)
+            words = ("--model-name", outline.name, "--model-file", str(outline.default_weights.resolve()))
+        else:
+            plain = outline.name.rpartition("/")[2] or directory.name
+            if not is_plain_name(plain):
+                plain = "model"
+            place = ModelPlace(plain, digest)
+            words = ("--model-name", str(self._linked(directory, digest, plain)))
+        by_digest = {file.sha256: paths[file.name] for file in files}
+        with self._lock:
+            self._offered |= by_digest
+        return OfferedModel(place, files, by_digest, words)
+
+    def offered(self, sha256: str) -> Path | None:
+        """Return the path of a file that others may have, or None."""
+        with self._lock:
+            return self._offered.get(sha256)
+
+    def _linked(self, directory: Path, digest: str, plain: str) -> Path:
+        """Return a path at which a model has the name that it has on the other nodes."""
+        place = self.models / digest / plain
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                place.symlink_to(directory.resolve(), target_is_directory=True)
+        return place
+
+    def missing(self, model: ModelPlace, files: Iterable[ModelFile]) -> list[tuple[ModelFile, Path]]:
+        """Return the files of a model that this node lacks, with the paths at which they belong.
+
+        Raises:
+            RequestError: The digest is not that of the files.
+        """
+        files = list(files)
+        if model.digest is None:
+            return []
+        if digest_of(files) != model.digest:
+            raise RequestError(f"the files of {model.name} are not those of its digest")
+        directory = self.models / model.digest
+        if model.weights is None:
+            directory /= PurePath(model.name).name
+        return [(file, path) for file in files if not (path := directory / file.name).exists()]
+
+    def receive(self, file: ModelFile, path: Path, parts: Iterator[memoryview]) -> None:
+        """Write a file of a model, whole and with the right digest, or not at all.
+
+        Raises:
+            WeightsError: It cannot be written.
+            PeerFailedError: Its digest is another.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_beside(path)
+            try:
+                digest = hashlib.sha256()
+                with temporary.open("xb") as stream:
+                    for part in parts:
+                        digest.update(part)
+                        stream.write(part)
+                if digest.hexdigest() != file.sha256:
+                    raise PeerFailedError(f"{file.name} arrived damaged: its digest is not the one announced")
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def _hash(self, path: Path, tell: Callable[[str], None]) -> str:
+        """Return the digest of a file, from the last time if it has not changed since."""
+        at = str(path.resolve())
+        stat = path.stat()
+        with self._lock:
+            hashed: dict[str, _Hashed] = self._read("hashes.json", dict[str, _Hashed], {})
+        found = hashed.get(at)
+        if found is not None and (found.size, found.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+            return found.sha256
+        if stat.st_size > CHUNK << 6:
+            tell(f"computing the digest of {printable(path.name)}")
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        with self._lock:
+            hashed = self._read("hashes.json", dict[str, _Hashed], {})
+            self._write("hashes.json", {**hashed, at: _Hashed(stat.st_size, stat.st_mtime_ns, digest)})
+        return digest
+
+
+def digest_of(files: Iterable[ModelFile]) -> str:
+    """Return the digest of a model's files: their names, sizes and contents."""
+    lines = sorted(f"{file.name} {file.size} {file.sha256}" for file in files)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _files_of(outline: Outline) -> dict[str, Path]:
+    """Return the files of a model by their names, relative to its directory.
+
+    Raises:
+        WeightsError: The weights are missing.
+    """
+    directory = outline.directory
+    if directory is None:
+        path = outline.default_weights
+        if not path.is_file():
+            with outline.open():  # says what to do
+                pass
+        return {path.name: path}
+    with outline.open():
+        pass
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        if path.is_file() and len(name.parts) <= 2 and path.suffix in _SUFFIXES:
+            found[name.as_posix()] = path
+    return found
+
+
+_SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
+"""Suffixes of the files of a model directory: configuration, tokenizer and weights."""
