@@ -42,15 +42,20 @@ class Counts {
     const Field& field = fields_[static_cast<std::size_t>(resource)];
     counts[field.word] += field.one;
   }
-  bool covers(const std::uint64_t* less, const std::uint64_t* more) const {
-    if ((((more[0] | spare_[0]) - less[0]) & spare_[0]) != spare_[0]) return false;
+  // Whether all counts are at most those of `more`; in the first word alone, which decides most often, and in the rest.
+  bool covers_first(std::uint64_t less, std::uint64_t more) const { return covers_word(0, less, more); }
+  bool covers_rest(const std::uint64_t* less, const std::uint64_t* more) const {
     for (std::size_t w = 1; w < spare_.size(); ++w) {
-      if ((((more[w] | spare_[w]) - less[w]) & spare_[w]) != spare_[w]) return false;
+      if (!covers_word(w, less[w], more[w])) return false;
     }
     return true;
   }
 
  private:
+  bool covers_word(std::size_t w, std::uint64_t less, std::uint64_t more) const {
+    return (((more | spare_[w]) - less) & spare_[w]) == spare_[w];
+  }
+
   struct Field {
     std::size_t word = 0;
     std::uint64_t one = 0, mask = 0, full = 0;

@@ -101,12 +101,13 @@ Least find_least(const Network& network, Amount amount, const KnownPlan& known, 
     task.most = just_below(reached);
   };
   keep(pricer.found(), pricer.found_least());
-  for (task.width = std::min(kNarrow, effort.width); !found.exact && !clock.expired();
-       task.width = std::min(5 * task.width, effort.width)) {
+  int part = 1;
+  while (effort.width / (5 * part) >= kNarrow) part *= 5;
+  for (; part > 0 && !found.exact && !clock.expired(); part /= 5) {
+    task.width = effort.width / part;
     const SearchResult result = search(network, {found.prices}, task, clock);
     keep(result.found, result.least);
     found.exact = result.complete;
-    if (task.width == effort.width) break;
   }
   return found;
 }

@@ -23,7 +23,7 @@ void Mixtures::begin_load(const std::vector<double>& used) {
     load.entries.emplace_back(static_cast<int>(r), -capacity_[r]);
     if (used[r] * capacity_[worst] > used[worst] * capacity_[r]) worst = r;
   }
-  const int load_column = simplex_->add(std::move(load));
+  const int load_column = simplex_->add(load);
   simplex_->force(simplex_->add(column(used, 0)), share_row());
   simplex_->force(load_column, static_cast<int>(worst));
 }
@@ -37,11 +37,11 @@ void Mixtures::begin_cost(const std::vector<double>& used, double cost) {
 }
 
 bool Mixtures::add(const std::vector<double>& used, double cost) {
-  Column fresh = column(used, cost);
+  const Column fresh = column(used, cost);
   double reduced = fresh.cost;
   for (const auto& [row, entry] : fresh.entries) reduced -= simplex_->dual(row) * entry;
   if (reduced >= -1e-12) return false;
-  simplex_->add(std::move(fresh));
+  simplex_->add(fresh);
   return true;
 }
 

@@ -29,6 +29,8 @@ struct Candidate {
   }
 };
 
+using Candidates = std::vector<Candidate>;
+
 class Search {
  public:
   Search(const Network& network, const std::vector<Prices>& prices, const SearchTask& task, const Clock& clock)
@@ -158,27 +160,37 @@ class Search {
     set_budgets();
   }
 
-  void thin(std::vector<Candidate>& waiting, std::size_t keep) {
+  void thin(Candidates& waiting, std::size_t keep) {
     std::nth_element(waiting.begin(), waiting.begin() + static_cast<std::ptrdiff_t>(keep), waiting.end());
     waiting.resize(keep);
     dropped_ = true;
   }
 
+  // Puts about as many of the least candidates as can become labels in order; returns where the others begin.
+  Candidates::iterator sort_next(Candidates::iterator begin, Candidates::iterator end) const {
+    const auto end_of_part = begin + std::min<std::ptrdiff_t>(end - begin, 2 * std::ptrdiff_t{task_.width});
+    if (end_of_part != end) std::nth_element(begin, end_of_part, end);
+    std::sort(begin, end_of_part);
+    return end_of_part;
+  }
+
   // Chooses the labels of a cut and extends them.
   void settle(int cut) {
-    std::vector<Candidate> waiting = std::move(pending_[at(cut)]);
+    Candidates waiting = std::move(pending_[at(cut)]);
     pending_[at(cut)].clear();
-    std::sort(waiting.begin(), waiting.end());
     work_ += static_cast<std::int64_t>(waiting.size());
     const auto first = static_cast<std::int32_t>(labels_.size());
-    for (const Candidate& candidate : waiting) {
+    first_words_.clear();
+    auto sorted = waiting.begin();
+    for (auto candidate = waiting.begin(); candidate != waiting.end(); ++candidate) {
+      if (candidate == sorted) sorted = sort_next(sorted, waiting.end());
       // The budget may have decreased since the candidate was recorded.
-      if (!(candidate.bound <= budgets_[0])) break;
+      if (!(candidate->bound <= budgets_[0])) break;
       if (static_cast<int>(labels_.size()) - first >= task_.width) {
         dropped_ = true;
         break;
       }
-      keep(candidate, first);
+      keep(*candidate, first);
       if (exhausted()) return;
     }
     const auto last = static_cast<std::int32_t>(labels_.size());
@@ -208,6 +220,7 @@ class Search {
     if (dominated(first, label)) return;
     labels_.push_back(label);
     used_.insert(used_.end(), scratch_.begin(), scratch_.end());
+    first_words_.push_back(scratch_.front());
     for (std::size_t p = 0; p < kinds_; ++p) {
       const double before = paid_[at(candidate.parent) * kinds_ + p];
       paid_.push_back(before + link_[p] + prices_[p].of_arc(network_, candidate.step.arc));
@@ -218,19 +231,20 @@ class Search {
 
   // Whether a label kept at this cut is at least as good as this one, whose counts are in scratch_.
   bool dominated(std::int32_t first, const Label& label) {
-    const auto last = static_cast<std::int32_t>(labels_.size());
-    const std::uint64_t* counts = used_.data() + at(first) * counts_.words();
-    std::int32_t other = first;
-    for (; other < last; ++other, counts += counts_.words()) {
-      if (!counts_.covers(counts, scratch_.data())) continue;
+    const std::size_t kept = first_words_.size();
+    const std::uint64_t word = scratch_.front();
+    std::size_t other = 0;
+    for (; other < kept; ++other) {
+      if (!counts_.covers_first(first_words_[other], word)) continue;
+      if (!counts_.covers_rest(used(first + static_cast<std::int32_t>(other)), scratch_.data())) continue;
       if (!network_.linked()) break;
-      const Label& known = labels_[at(other)];
+      const Label& known = labels_[at(first) + other];
       bool as_good = true;
       for (std::size_t k = 0; k < active_ && as_good; ++k) as_good = known.amounts[k] <= label.amounts[k];
       if (as_good && network_.instance().as_good(known.sender, label.sender)) break;
     }
-    work_ += other - first;
-    return other < last;
+    work_ += static_cast<std::int64_t>(other);
+    return other < kept;
   }
 
   const Network& network_;
@@ -244,9 +258,10 @@ class Search {
   std::array<double, kAmounts> most_{};                        // of the active amounts
   std::vector<double> budgets_;                                // by prices
   std::vector<double> link_ = std::vector<double>(kinds_, 0);  // price of a link, by prices
-  std::vector<std::vector<Candidate>> pending_;                // by cut
+  std::vector<Candidates> pending_;                // by cut
   std::vector<Label> labels_;
-  std::vector<std::uint64_t> used_;  // [label][word]
+  std::vector<std::uint64_t> used_;         // [label][word]
+  std::vector<std::uint64_t> first_words_;  // of the labels of the cut that is being settled
   std::vector<double> paid_;         // [label][prices]: price of its hosts and amounts
   std::vector<std::uint64_t> scratch_;
   std::int32_t goal_parent_ = -1;
