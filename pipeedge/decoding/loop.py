@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pipeedge.base.errors import InputError
@@ -74,7 +76,7 @@ class LocalDecoder:
             rows: Pages, position of the first token, and the tokens, of each sequence.
         """
         sequences = [
-            StepRows(position, len(tokens), *lists.reserve(position + len(tokens)))
+            StepRows(position, len(tokens), *_reserved(lists, position + len(tokens)))
             for lists, position, tokens in rows
         ]
         tokens = [token for _, _, own in rows for token in own]
@@ -129,3 +131,9 @@ class LocalDecoder:
                 hidden = self.step([(lists, len(found) - 1, found[-1:])])
         finally:
             lists.give_back()
+
+
+def _reserved(lists: PageLists, positions: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Reserve so many positions, and return both lists of pages as stages expect them."""
+    lists.reserve(positions)
+    return np.array(lists.pages, np.int32), np.array(lists.window_pages, np.int32)

@@ -1,27 +1,29 @@
 """Which pages of the cache each sequence has; the data rank decides for all stages.
 
 Two pools of page numbers serve the whole pipeline: one for blocks that attend to everything, one for blocks
-with a window, whose sequences keep no more pages than the window and the rows of a step reach. A list of a
-sequence has a number for each page from its beginning; in that of windows, numbers that the window has left
-come again.
+with a window, whose sequences keep no more pages than the window reaches. A list of a sequence has a number
+for each page from its beginning; in that of windows, numbers that the window has left come again.
 
     positions        0-31  32-63  64-95  96-127  128-159
     pages               4      0      7       2        5
-    window pages        1      3      1       3        1       a window of up to 33 positions
+    window pages        1      3      6       1        3       a window of up to 33 positions
+
+A full page can be *kept* under a key that stands for all tokens from the beginning to its end. Sequences
+that begin alike refer to the same pages, and those that nobody refers to any more stay until their place is
+needed, the least recently used first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from array import array
+from collections.abc import Sequence
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.wording import count
 
-__all__ = ["PageLists", "PagePool", "pages_of", "window_pages_of"]
+__all__ = ["PageLists", "PagePool", "page_key", "pages_of", "window_pages_of"]
 
 
 def pages_of(positions: int, page: int) -> int:
@@ -38,21 +40,43 @@ def window_pages_of(window: int, page: int) -> int:
     return 1 + pages_of(window - 1, page)
 
 
+def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the key of a full page.
+
+    Args:
+        before: Key of the page before it; empty for the first page.
+        tokens: Tokens of the page.
+    """
+    return hashlib.blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
 class PagePool:
-    """Numbers of pages, of which the lowest free one is given out first.
+    """Numbers of pages with the number of sequences that refer to each.
+
+    The lowest number that is neither referred to nor kept is given out first.
 
     Args:
         size: Number of pages.
     """
 
     def __init__(self, size: int) -> None:
-        self._free = list(range(size))
         self.size = size
+        self._empty = list(range(size))
+        self._references = [0] * size
+        self._keys: dict[int, bytes] = {}
+        self._kept: dict[bytes, int] = {}
+        self._unused: dict[int, None] = {}
+        """Kept pages that nobody refers to, the least recently used first."""
 
     @property
     def free(self) -> int:
-        """Number of pages that nobody has."""
-        return len(self._free)
+        """Number of pages that nobody refers to."""
+        return len(self._empty) + len(self._unused)
+
+    @property
+    def kept(self) -> int:
+        """Number of pages that nobody refers to and that a sequence with their beginning could use."""
+        return len(self._unused)
 
     def take(self, wanted: int) -> list[int]:
         """Return the numbers of ``wanted`` pages.
@@ -60,19 +84,74 @@ class PagePool:
         Raises:
             RequestError: There are fewer. None is taken then.
         """
-        if wanted > len(self._free):
+        if wanted > self.free:
             raise RequestError(
-                f"the cache has {count(len(self._free), 'free page')} of {self.size}, and {wanted} are needed"
+                f"the cache has {count(self.free, 'free page')} of {self.size}, and {wanted} are needed"
             )
-        return [heapq.heappop(self._free) for _ in range(wanted)]
+        found = []
+        for _ in range(wanted):
+            if self._empty:
+                page = heapq.heappop(self._empty)
+            else:
+                page = next(iter(self._unused))
+                del self._unused[page]
+                del self._kept[self._keys.pop(page)]
+            self._references[page] = 1
+            found.append(page)
+        return found
 
-    def give_back(self, pages: list[int]) -> None:
-        """Take pages back."""
-        for page in pages:
-            heapq.heappush(self._free, page)
+    def has(self, key: bytes) -> bool:
+        """Return whether a page is kept under ``key``."""
+        return key in self._kept
+
+    def refer(self, key: bytes) -> int:
+        """Return the page that is kept under ``key``, for one more sequence."""
+        page = self._kept[key]
+        self._unused.pop(page, None)
+        self._references[page] += 1
+        return page
+
+    def keep(self, page: int, key: bytes) -> int:
+        """Keep a full page, and return it; or the page with the same contents that is kept already.
+
+        In the latter case, the reference to ``page`` becomes one to the other.
+        """
+        other = self._kept.setdefault(key, page)
+        if other == page:
+            self._keys[page] = key
+            return page
+        self.refer(key)
+        self.give_back([page])
+        return other
+
+    def reuse(self, page: int) -> bool:
+        """Return whether a page that its only sequence needs no more can be written anew.
+
+        It is no longer kept then.
+        """
+        if self._references[page] != 1:
+            return False
+        key = self._keys.pop(page, None)
+        if key is not None:
+            del self._kept[key]
+        return True
+
+    def shared(self, page: int) -> bool:
+        """Return whether several sequences refer to a page."""
+        return self._references[page] > 1
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Take back one reference to each page; of those that are kept, the first is evicted last."""
+        for page in reversed(pages):
+            self._references[page] -= 1
+            if self._references[page]:
+                continue
+            if page in self._keys:
+                self._unused[page] = None
+            else:
+                heapq.heappush(self._empty, page)
 
 
-@dataclass
 class PageLists:
     """The pages of one sequence, taken from two pools as it grows.
 
@@ -83,35 +162,132 @@ class PageLists:
         page: Positions of a page.
     """
 
-    pool: PagePool | None
-    window_pool: PagePool | None
-    window: int
-    page: int
-    _pages: list[int] = field(default_factory=list)
-    _ring: list[int] = field(default_factory=list)
-    """Pages of windows; page number n of the sequence is the one n places on, round and round."""
+    def __init__(self, pool: PagePool | None, window_pool: PagePool | None, window: int, page: int) -> None:
+        self._pool = pool
+        self._window_pool = window_pool
+        self._window = window
+        self._page = page
+        self.pages: list[int] = []
+        """Numbers of the pages from the beginning."""
+        self.window_pages: list[int] = []
+        """Numbers of pages of windows, from the beginning; those that the window has left do not count."""
+        self._first = 0
+        """First page that the window has not left."""
+        self._left: list[int] = []
+        """Pages that the window has left and that a step under way may still read."""
+        self._kept = 0
+        """Number of pages from the beginning that are kept, as far as they are still here."""
 
-    def reserve(self, positions: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return both lists for the first ``positions`` positions, taking the pages that are missing.
+    def room(self, positions: int) -> int:
+        """Return how many positions, up to ``positions``, could be reserved."""
+        wanted = pages_of(positions, self._page)
+        if self._pool is not None:
+            wanted = min(wanted, len(self.pages) + self._pool.free)
+        if self._window_pool is not None and wanted > len(self.window_pages):
+            spare = self._window_pool.free + sum(not self._window_pool.shared(page) for page in self._left)
+            first = self._first
+            for index in range(len(self.window_pages), wanted):
+                while first < self._reach(index * self._page):
+                    new = first >= len(self.window_pages)
+                    spare += new or not self._window_pool.shared(self.window_pages[first])
+                    first += 1
+                if not spare:
+                    wanted = index
+                    break
+                spare -= 1
+        return min(positions, wanted * self._page)
+
+    def reserve(self, positions: int) -> None:
+        """Take the pages that are missing for the first ``positions`` positions.
 
         Raises:
             RequestError: A pool has too few. What was taken stays with the sequence.
         """
-        wanted = pages_of(positions, self.page)
-        if self.pool is not None and wanted > len(self._pages):
-            self._pages += self.pool.take(wanted - len(self._pages))
-        around: list[int] = []
-        if self.window_pool is not None:
-            most = window_pages_of(self.window, self.page)
-            if min(wanted, most) > len(self._ring):
-                self._ring += self.window_pool.take(min(wanted, most) - len(self._ring))
-            around = [self._ring[number % most] for number in range(wanted)]
-        return np.array(self._pages[:wanted], np.int32), np.array(around, np.int32)
+        wanted = pages_of(positions, self._page)
+        if self._pool is not None and wanted > len(self.pages):
+            self.pages += self._pool.take(wanted - len(self.pages))
+        if self._window_pool is not None:
+            for index in range(len(self.window_pages), wanted):
+                self._pass(index * self._page)
+                self.window_pages.append(self._fresh(self._window_pool))
+
+    def share(self, keys: Sequence[bytes], position: int) -> int:
+        """Refer to kept pages for the positions that follow, and return how many positions are known then.
+
+        Args:
+            keys: Keys of the pages of the sequence, of all that may be shared.
+            position: Number of positions that are known, which fill whole pages.
+        """
+        start = position // self._page
+        best, run = start, 0
+        for index in range(start, len(keys)):
+            if self._pool is not None and not self._pool.has(keys[index]):
+                break
+            if self._window_pool is not None:
+                run = run + 1 if self._window_pool.has(keys[index]) else 0
+                if index + 1 - run > max(self._reach((index + 1) * self._page), start):
+                    continue
+            best = index + 1
+        if best == start:
+            return position
+        first = self._reach(best * self._page)
+        if self._pool is not None:
+            self._pool.give_back(self.pages[start:])
+            self.pages[start:] = [self._pool.refer(key) for key in keys[start:best]]
+        if self._window_pool is not None:
+            self._window_pool.give_back(self.window_pages[max(start, self._first) :])
+            del self.window_pages[start:]
+            self._pass(best * self._page)
+            self.window_pages += [0] * (first - start)
+            self.window_pages += [self._window_pool.refer(key) for key in keys[max(first, start) : best]]
+            self._first = max(first, self._first)
+        self._kept = best
+        return best * self._page
+
+    def moved(self, keys: Sequence[bytes], position: int) -> None:
+        """Keep full pages, and give back those that the window has left.
+
+        The lists that steps refer to must have been copied before.
+
+        Args:
+            keys: Keys of all full pages among the first ``position`` positions, at least.
+            position: Number of positions that are known once the steps so far are executed.
+        """
+        for index in range(self._kept, position // self._page):
+            if self._pool is not None:
+                self.pages[index] = self._pool.keep(self.pages[index], keys[index])
+            if self._window_pool is not None and index >= self._first:
+                self.window_pages[index] = self._window_pool.keep(self.window_pages[index], keys[index])
+        self._kept = max(self._kept, position // self._page)
+        if self._window_pool is not None:
+            self._pass(position)
+            self._window_pool.give_back(self._left)
+            self._left = []
 
     def give_back(self) -> None:
         """Give all pages back."""
-        if self.pool is not None:
-            self.pool.give_back(self._pages)
-        if self.window_pool is not None:
-            self.window_pool.give_back(self._ring)
-        self._pages, self._ring = [], []
+        if self._pool is not None:
+            self._pool.give_back(self.pages)
+        if self._window_pool is not None:
+            self._window_pool.give_back(self._left + self.window_pages[self._first :])
+        self.pages, self.window_pages, self._left = [], [], []
+        self._first = self._kept = 0
+
+    def _reach(self, position: int) -> int:
+        """Return the first page that a row at ``position`` reaches in blocks with a window."""
+        return max(0, position - self._window + 1) // self._page
+
+    def _pass(self, position: int) -> None:
+        """Move the window to a row at ``position``."""
+        first = min(self._reach(position), len(self.window_pages))
+        if first > self._first:
+            self._left += self.window_pages[self._first : first]
+            self._first = first
+
+    def _fresh(self, pool: PagePool) -> int:
+        """Return a page of windows to write: one that is free, or one that the window has left."""
+        if not pool.free:
+            for place, page in enumerate(self._left):
+                if pool.reuse(page):
+                    return self._left.pop(place)
+        return pool.take(1)[0]

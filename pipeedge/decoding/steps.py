@@ -2,20 +2,33 @@
 
     add ──> waiting ──pages free──> running: prompt in chunks, then one row a step ──> ended
                 ^                       │
-                └───── gives way ───────┘
+                └──── youngest yields ──┘
 
-A step is in flight from ``next`` until ``finished``. Stages execute steps in the order of their numbers, so
-pages that a sequence leaves may be given to another one in the very next step.
+A step is in flight from ``next`` until ``finished``, and several are, so that no stage waits for another:
+
+    stage 0   a   b   c   p   a   b   c   p         a, b, c: decode rows of three groups of sequences
+    stage 1       a   b   c   p   a   b   c   p     p: a chunk of a prompt
+    head              a   b   c   p   a   b   c
+
+Whoever came first goes first: the running sequences are always older than the waiting ones, and when pages
+run out, the youngest running one yields its own and computes them again later. So the oldest always moves on.
+
+Stages execute steps in the order of their numbers. Pages that a sequence leaves may therefore be given to
+another one in the very next step, and a page that a step under way fills may be shared from the next on.
+
+Costs are counted in *rows*: the time of one row at the beginning of a sequence, without reading the weights.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
-from pipeedge.decoding.pages import PageLists, PagePool, pages_of
+from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, window_pages_of
 
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
 
@@ -36,16 +49,33 @@ class CacheSize:
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Bounds of steps."""
+    """Bounds of steps, and what they cost."""
 
     context: int
     """Longest sequence in tokens, prompt and answer together."""
     groups: int = 1
     """Most steps in flight: stages plus one for the head, or 1 if one processor does everything."""
     rows: int = 64
-    """Most rows of a step, and so most tokens of a chunk of a prompt."""
+    """Most rows of a step, at least 2, and so most tokens of a chunk of a prompt."""
     sequences: int = 64
     """Most sequences that run at a time."""
+    slowdown: float = 1.5
+    """Most that a chunk of a prompt may lengthen a step while others generate, as a factor."""
+    fixed: float = 8.0
+    """Cost of a step besides its rows, in rows: mainly that of reading the weights."""
+    attention: float = 1e-4
+    """Additional cost of a row for each position in front of it, in rows."""
+
+    def cost(self, position: int, rows: int) -> float:
+        """Return the cost of consecutive rows of a sequence, in rows."""
+        return rows * (1 + self.attention * (position + (rows - 1) / 2))
+
+    def rows_for(self, cost: float, position: int) -> int:
+        """Return the most rows from ``position`` on that cost no more than ``cost``."""
+        half, linear = self.attention / 2, 1 + self.attention * (position - 0.5)
+        if not half:
+            return math.floor(cost)
+        return math.floor((math.sqrt(linear * linear + 4 * half * max(cost, 0)) - linear) / (2 * half))
 
 
 @dataclass(frozen=True)
@@ -81,20 +111,64 @@ class DecodingStep:
 
 @dataclass
 class _Generated:
+    """A sequence: its tokens so far, and how many of them steps have been made for."""
+
     number: int
     tokens: list[int]
     end: int
     """Number of tokens at which the sequence is as long as it may become."""
     lists: PageLists
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of the full pages, as far as they have been needed."""
     position: int = 0
-    """Number of tokens that steps have been made for."""
-    waits_for: int | None = None
-    """Step whose last row decides the next token, or None if all tokens so far are known."""
+    """Number of tokens that steps have been made for and whose pages the sequence has."""
+    awaits: bool = False
+    """Whether a step in flight decides its next token."""
+    since: int = 0
+    """Step before which the sequence became ready."""
+    yielded: int = 0
+    """How often it has yielded its pages."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether its prompt is computed, so that it goes on token by token."""
+        return len(self.tokens) - self.position <= 1
+
+    def page_keys(self, page: int, positions: int) -> list[bytes]:
+        """Return the keys of the full pages among the first ``positions`` positions."""
+        for index in range(len(self.keys), positions // page):
+            tokens = self.tokens[index * page : (index + 1) * page]
+            self.keys.append(page_key(self.keys[-1] if self.keys else b"", tokens))
+        return self.keys[: positions // page]
 
 
 @dataclass
 class _StepInFlight:
-    scored: set[int] = field(default_factory=set)
+    scored: tuple[int, ...]
+    """Sequences whose next token it decides."""
+    cost: float
+    """Cost of the rows of sequences that generate."""
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """How the sequences that generate are dealt to groups."""
+
+    share: float
+    """Cost of an equal share of those that cost no more than that."""
+    heaviest: float
+    """Cost from which a sequence is a group of its own."""
+    rest: float
+    """Cost of the others that are not in flight."""
+    groups: int
+    """Number of groups for those, the next one included."""
+
+    def joins(self, taken: float, cost: float) -> bool:
+        """Return whether a sequence of ``cost`` joins a group whose others cost ``taken``."""
+        if max(taken, cost) >= self.heaviest:
+            return False
+        fits = taken + cost <= self.share + 1e-9
+        return fits or self.rest - taken > (self.groups - 1) * self.share + 1e-9
 
 
 class StepScheduler:
@@ -108,12 +182,61 @@ class StepScheduler:
     def __init__(self, limits: StepLimits, cache: CacheSize) -> None:
         self.limits = limits
         self.cache = cache
-        self._pool = PagePool(cache.pages) if cache.pages else None
-        self._window_pool = PagePool(cache.window_pages) if cache.window_pages else None
-        self._waiting: dict[int, _Generated] = {}
+        self.reused_tokens = 0
+        """Number of tokens that were not computed, because those of an equal beginning were kept."""
+        self.yields = 0
+        """How often a sequence has yielded its pages."""
+        self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
-        self._flights: dict[int, _StepInFlight] = {}
         self._next = 0
+        self._forget_pages()
+
+    @property
+    def waiting(self) -> int:
+        """Number of sequences that wait to run."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Number of sequences that have pages."""
+        return len(self._running)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of steps in flight."""
+        return len(self._flights)
+
+    @property
+    def free_pages(self) -> int:
+        """Number of pages that no sequence refers to, of the scarcer kind."""
+        return min(pool.free for pool in (self._pool, self._window_pool) if pool is not None)
+
+    @property
+    def kept_pages(self) -> int:
+        """Number of those that hold beginnings which a new sequence could use."""
+        return min(pool.kept for pool in (self._pool, self._window_pool) if pool is not None)
+
+    def check(self, prompt: int, most_tokens: int) -> None:
+        """Refuse a sequence that could never run.
+
+        Args:
+            prompt: Number of tokens of the prompt.
+            most_tokens: Most tokens to generate.
+
+        Raises:
+            InputError: It is empty, or longer than the context or the whole cache.
+        """
+        if prompt < 1:
+            raise InputError("the prompt has no tokens: give at least one")
+        end = prompt + most_tokens
+        what = f"{count(prompt, 'token')} of the prompt and {most_tokens} more are longer than"
+        if end > self.limits.context:
+            raise InputError(f"{what} the context of {self.limits.context}")
+        whole = self.cache.pages * self.cache.page
+        if self._pool is not None and end > whole:
+            raise InputError(f"{what} the cache, which holds {whole}: shorten them, or raise --cache-mb")
+        if self._window_pool is not None and self._window_need(end) > self.cache.window_pages:
+            raise InputError(f"{what} the cache of windows can hold: raise --cache-mb")
 
     def add(self, sequence: int, tokens: Sequence[int], most_tokens: int) -> None:
         """Take a sequence in; it waits for its turn.
@@ -126,85 +249,268 @@ class StepScheduler:
         Raises:
             InputError: The sequence can never fit the context or the cache.
         """
-        if not tokens:
-            raise InputError("the prompt has no tokens: give at least one")
-        end = len(tokens) + most_tokens
-        if end > self.limits.context:
-            raise InputError(
-                f"{count(len(tokens), 'token')} of the prompt and {most_tokens} more are longer than the "
-                f"context of {self.limits.context}"
-            )
-        lists = PageLists(self._pool, self._window_pool, self.cache.window, self.cache.page)
-        self._waiting[sequence] = _Generated(sequence, list(tokens), end, lists)
+        self.check(len(tokens), most_tokens)
+        self._waiting[sequence] = _Generated(
+            sequence, list(tokens), len(tokens) + most_tokens, self._new_lists(), since=self._next
+        )
 
     def next(self) -> DecodingStep | None:
         """Return the next step, or None if none can start before a step finishes or a sequence is added."""
         if len(self._flights) >= self.limits.groups:
             return None
         self._admit()
-        parts: list[StepPart] = []
-        rows = self.limits.rows
-        ready = [one for one in self._running.values() if one.waits_for is None]
-        flight = _StepInFlight()
-        share = -(-len(self._running) // self.limits.groups)
-        for one in sorted(ready, key=lambda one: len(one.tokens) - one.position)[:share]:
-            taken = min(rows, len(one.tokens) - one.position)
-            if not taken:
-                break
-            parts.append(self._part(one, taken))
-            rows -= taken
-            if parts[-1].scored:
-                one.waits_for = self._next
-                flight.scored.add(one.number)
-        if not parts:
+        ready = self._reserve_next_rows()
+        if not ready:
             return None
-        self._flights[self._next] = flight
+        prompts = [one for one in ready if not one.generates]
+        most = self.limits.rows - bool(prompts)
+        chosen = self._choose_decode_rows([one for one in ready if one.generates], most)
+        cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
+        chosen += self._choose_chunks(prompts, len(chosen), cost)
+        parts = tuple(self._part(one, rows) for one, rows in chosen)
+        for one, _ in chosen:
+            one.lists.moved(one.page_keys(self.cache.page, one.position), one.position)
+        scored = tuple(part.sequence for part in parts if part.scored)
+        self._flights[self._next] = _StepInFlight(scored, cost)
         self._next += 1
-        return DecodingStep(self._next - 1, tuple(parts))
+        return DecodingStep(self._next - 1, parts)
 
     def finished(self, step: int, drawn: Mapping[int, int], ended: Collection[int] = ()) -> None:
-        """Take the result of the oldest step in flight.
+        """Take the result of a step in flight.
 
         Args:
             step: Number of the step.
-            drawn: Next token of each sequence of the step that had one drawn.
-            ended: Sequences of the step that end; others end when they have their last token.
+            drawn: Next token of each sequence whose last row was scored; of cancelled ones, it is ignored.
+            ended: Sequences that end; others end when they are as long as they may become.
+
+        Raises:
+            ValueError: The step is not in flight, or the token of a sequence is missing.
         """
+        if step not in self._flights:
+            raise ValueError(f"step {step} is not in flight")
         for number in self._flights.pop(step).scored:
-            one = self._running.get(number)
-            if one is None or one.waits_for != step:
+            one = self._running.get(number) or self._waiting.get(number)
+            if one is None:
                 continue
-            one.waits_for = None
             if number in drawn:
                 one.tokens.append(drawn[number])
-            if number in ended or len(one.tokens) == one.end:
+            elif number not in ended:
+                raise ValueError(f"step {step} finished without the next token of sequence {number}")
+            one.awaits, one.since = False, self._next
+            if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
 
     def cancel(self, sequence: int) -> None:
         """Forget a sequence, if it is still there; its pages are free at once."""
-        one = self._running.pop(sequence, None) or self._waiting.pop(sequence, None)
+        one = self._running.pop(sequence, None)
         if one is not None:
-            one.lists.give_back()
+            self._release(one)
+        else:
+            self._waiting.pop(sequence, None)
+
+    def restart(self) -> None:
+        """Forget all steps in flight and the contents of all pages: stages have lost their caches.
+
+        Sequences go on behind the tokens that were drawn, all of which are computed again.
+        """
+        self._waiting = OrderedDict(self._running | self._waiting)
+        self._running = {}
+        self._forget_pages()
+        for one in self._waiting.values():
+            one.lists, one.position, one.awaits = self._new_lists(), 0, False
+
+    def _forget_pages(self) -> None:
+        self._pool = PagePool(self.cache.pages) if self.cache.pages else None
+        self._window_pool = PagePool(self.cache.window_pages) if self.cache.window_pages else None
+        self._window_reserved = 0
+        self._flights: dict[int, _StepInFlight] = {}
+        self._refused: tuple[int, ...] | None = None
+        """Sequence that could not run, and what was free then: nothing is tried twice."""
+
+    def _new_lists(self) -> PageLists:
+        return PageLists(self._pool, self._window_pool, self.cache.window, self.cache.page)
+
+    def _window_need(self, tokens: int) -> int:
+        """Return the number of pages of windows that so many tokens need at a time."""
+        if self._window_pool is None:
+            return 0
+        page = self.cache.page
+        return min(pages_of(tokens, page), window_pages_of(self.cache.window, page))
 
     def _admit(self) -> None:
-        """Let sequences run whose pages are free up to their end."""
+        """Let sequences run, in the order in which they came, while there are pages for them."""
         while self._waiting and len(self._running) < self.limits.sequences:
             one = next(iter(self._waiting.values()))
-            if self._pool is not None and pages_of(one.end, self.cache.page) > self._pool.free:
+            if not self._begin(one):
                 return
-            one.lists.reserve(one.end)
             self._running[one.number] = self._waiting.pop(one.number)
 
-    def _part(self, one: _Generated, rows: int) -> StepPart:
-        end = one.position + rows
-        pages, window_pages = one.lists.reserve(end)
-        part = StepPart(
-            one.number,
-            one.position,
-            tuple(one.tokens[one.position : end]),
-            tuple(pages.tolist()),
-            tuple(window_pages.tolist()),
-            scored=end == len(one.tokens),
+    def _begin(self, one: _Generated) -> bool:
+        """Give a sequence the beginnings it shares, if it can run now; return whether it can.
+
+        Wanted are pages for its tokens, and a page more for everybody who runs. A sequence that has yielded
+        before waits until there are more, twice as many each time, so that it does not yield for ever.
+        """
+        free = 0 if self._pool is None else self._pool.free
+        state = (one.number, free, self._window_reserved)
+        if self._refused == state:
+            return False
+        page, need = self.cache.page, self._window_need(one.end)
+        self._share(one)
+        expected = min(one.end, len(one.tokens) + page * 2 ** min(one.yielded, 16))
+        wanted = pages_of(expected, page) - len(one.lists.pages) + len(self._running)
+        enough = self._pool is None or wanted <= self._pool.free
+        enough = enough and self._window_reserved + need <= self.cache.window_pages
+        if self._running and not enough:
+            one.lists.give_back()
+            one.position = 0
+            self._refused = state
+            return False
+        self._window_reserved += need
+        self.reused_tokens += one.position
+        return True
+
+    def _share(self, one: _Generated) -> None:
+        """Move a sequence over the pages that others with the same beginning have computed.
+
+        Its last token is computed in any case, since it is scored.
+        """
+        keys = one.page_keys(self.cache.page, len(one.tokens) - 1)
+        one.position = one.lists.share(keys, one.position)
+
+    def _release(self, one: _Generated) -> None:
+        """Give back what a sequence had while it ran."""
+        one.lists.give_back()
+        one.position = 0
+        self._window_reserved -= self._window_need(one.end)
+
+    def _yield(self, one: _Generated) -> None:
+        """Let a running sequence wait again, in front of all others."""
+        del self._running[one.number]
+        self._release(one)
+        one.yielded += 1
+        self.yields += 1
+        self._waiting[one.number] = one
+        self._waiting.move_to_end(one.number, last=False)
+
+    def _reserve_next_rows(self) -> list[_Generated]:
+        """Return the sequences that can have a row in the next step, oldest first, with the page for it.
+
+        Where pages are missing, younger sequences yield theirs.
+        """
+        ready = []
+        for one in list(self._running.values()):
+            if one.number not in self._running or one.awaits:
+                continue
+            if one.position % self.cache.page == 0:
+                before = one.position
+                self._share(one)
+                self.reused_tokens += one.position - before
+                while not one.lists.room(one.position + 1) > one.position:
+                    youngest = next(reversed(self._running.values()))
+                    if youngest is one:
+                        break
+                    self._yield(youngest)
+                else:
+                    one.lists.reserve(one.position + 1)
+                    ready.append(one)
+            else:
+                ready.append(one)
+        return ready
+
+    def _choose_decode_rows(self, ready: Sequence[_Generated], most: int) -> list[tuple[_Generated, int]]:
+        """Return the sequences that generate a token in the next step, each with one row.
+
+        Those that have waited longest come first, up to an equal share of all that generate. A step exceeds
+        it if the groups that follow would otherwise have to.
+
+        Args:
+            ready: Sequences that can generate a token.
+            most: Most rows.
+        """
+        dealt = self._deal()
+        chosen: list[tuple[_Generated, int]] = []
+        taken = 0.0
+        for one in sorted(ready, key=lambda one: one.since):
+            cost = self.limits.cost(one.position, 1)
+            if len(chosen) == most or (chosen and not dealt.joins(taken, cost)):
+                break
+            chosen.append((one, 1))
+            taken += cost
+        return chosen
+
+    def _deal(self) -> _Deal:
+        """Deal the sequences that generate to groups, so that steps take alike.
+
+        One that costs more than an equal share of the others is a group of its own.
+        """
+        costs = sorted(self.limits.cost(one.position, 1) for one in self._running.values() if one.generates)
+        left, among, alone = sum(costs), self.limits.groups, []
+        while among > 1 and costs and costs[-1] > left / among:
+            alone.append(costs.pop())
+            left -= alone[-1]
+            among -= 1
+        share, heaviest = left / among, alone[-1] if alone else math.inf
+        flights = [flight.cost for flight in self._flights.values()]
+        light = [cost for cost in flights if cost < heaviest]
+        return _Deal(
+            share=share,
+            heaviest=heaviest,
+            rest=left - sum(max(cost, share) for cost in light),
+            groups=among - len(light),
         )
-        one.position = end
-        return part
+
+    def _choose_chunks(
+        self, ready: Sequence[_Generated], parts: int, cost: float
+    ) -> list[tuple[_Generated, int]]:
+        """Return chunks of prompts for the step, the oldest first, with their rows.
+
+        A prompt whose next page an older one is about to compute waits for it.
+
+        Args:
+            ready: Sequences whose prompts are not yet computed.
+            parts: Rows that the step has already.
+            cost: Cost of those.
+        """
+        limits = self.limits
+        rows = limits.rows - parts
+        budget = limits.cost(0, limits.rows) - cost
+        generating = [one.position for one in self._running.values() if one.generates]
+        if generating:
+            share = sum(limits.cost(position, 1) for position in generating) / limits.groups
+            usual = limits.fixed + max(share, cost)
+            budget = min(budget, max(limits.slowdown * usual - limits.fixed - cost, 1.0))
+        chosen: list[tuple[_Generated, int]] = []
+        coming: set[bytes] = set()
+        for one in ready:
+            keys = one.page_keys(self.cache.page, len(one.tokens) - 1)[one.position // self.cache.page :]
+            if coming.intersection(keys[:1]):
+                continue
+            coming.update(keys)
+            wanted = min(rows, len(one.tokens) - one.position, limits.rows_for(budget, one.position))
+            if not chosen:
+                wanted = max(wanted, min(rows, 1))
+            wanted = one.lists.room(one.position + max(wanted, 0)) - one.position
+            if wanted < 1:
+                break
+            one.lists.reserve(one.position + wanted)
+            chosen.append((one, wanted))
+            rows -= wanted
+            budget -= limits.cost(one.position, wanted)
+        return chosen
+
+    def _part(self, one: _Generated, rows: int) -> StepPart:
+        """Return the part of the step with the next rows of a sequence, which are under way from now on."""
+        start, one.position = one.position, one.position + rows
+        wanted = pages_of(one.position, self.cache.page)
+        scored = one.position == len(one.tokens)
+        one.awaits = scored
+        one.since = self._next
+        return StepPart(
+            one.number,
+            start,
+            tuple(one.tokens[start : one.position]),
+            tuple(one.lists.pages[:wanted]),
+            tuple(one.lists.window_pages[:wanted]),
+            scored,
+        )

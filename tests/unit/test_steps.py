@@ -1,19 +1,330 @@
-"""Test the scheduler of steps."""
+"""Test the scheduler of steps against a pipeline in memory that looks at every page."""
 
 from __future__ import annotations
 
-from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from effort import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from step_world import StepWorld
+
+from pipeedge.base.errors import InputError
+from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
+
+PAGE = 4
+CACHES = (
+    CacheSize(pages=12, page=PAGE),
+    CacheSize(pages=40, page=PAGE),
+    CacheSize(pages=14, window_pages=9, window=6, page=PAGE),
+    CacheSize(pages=0, window_pages=7, window=9, page=PAGE),
+)
 
 
-def test_prompts_go_in_chunks_and_sequences_share_steps() -> None:
-    steps = StepScheduler(StepLimits(context=128, rows=16), CacheSize(pages=8))
-    steps.add(0, range(20), 4)
-    steps.add(1, [7], 2)
-    found = {0: [], 1: []}
-    while (step := steps.next()) is not None:
-        assert step.rows <= 16
-        drawn = {part.sequence: 1 for part in step.parts if part.scored}
-        for number in drawn:
-            found[number].append(step.number)
-        steps.finished(step.number, drawn)
-    assert {number: len(tokens) for number, tokens in found.items()} == {0: 4, 1: 2}
+class StepMachine(RuleBasedStateMachine):
+    """Sequences come, go on, are cancelled and lose their caches, in any order."""
+
+    @initialize(
+        cache=st.sampled_from(CACHES),
+        groups=st.integers(1, 5),
+        rows=st.integers(2, 12),
+        sequences=st.integers(1, 8),
+        fixed=st.sampled_from([0.0, 3.0]),
+        attention=st.sampled_from([0.0, 0.1]),
+    )
+    def begin(self, cache: CacheSize, **limits: float) -> None:
+        self.context = 44
+        self.world = StepWorld(StepLimits(context=self.context, **limits), cache)  # type: ignore[arg-type]
+
+    @rule(
+        beginning=st.integers(0, 2),
+        length=st.integers(1, 30),
+        own=st.integers(0, 2),
+        most=st.integers(1, 14),
+        stops_after=st.integers(1, 20),
+    )
+    def add(self, beginning: int, length: int, own: int, most: int, stops_after: int) -> None:
+        """Add a sequence, of which many begin alike."""
+        prompt = [beginning] * length
+        prompt[-1] = own
+        self.world.add(prompt, most, stops_after)
+
+    @precondition(lambda self: self.world.alive)
+    @rule(which=st.integers(0, 100))
+    def cancel(self, which: int) -> None:
+        numbers = sorted(self.world.alive)
+        self.world.cancel(numbers[which % len(numbers)])
+
+    @rule(times=st.integers(1, 6))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            if not self.world.step() and self.world.flights:
+                self.world.finish()
+
+    @precondition(lambda self: self.world.flights)
+    @rule()
+    def finish(self) -> None:
+        self.world.finish()
+
+    @precondition(lambda self: self.world.steps > 10)
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
+    @invariant()
+    def counts(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.drain()
+            self.world.check()
+
+
+TestSteps = StepMachine.TestCase
+TestSteps.settings = settings(max_examples=cases(600), stateful_step_count=60, deadline=None)
+
+
+def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
+    """Keep many sequences, which begin alike, going for some steps, some of which are cancelled."""
+    room = min(size for size in (world.cache.pages, world.cache.window_pages) if size) * world.cache.page
+    while world.steps < steps:
+        if len(world.alive) < 12 and source.random() < 0.5:
+            length = source.randint(1, min(room, world.limits.context) - 15)
+            prompt = [source.randint(0, 1)] * length
+            prompt[-1] = source.randint(0, 3)
+            world.add(prompt, source.randint(1, 14), source.randint(1, 20))
+        if world.alive and source.random() < 0.02:
+            world.cancel(source.choice(sorted(world.alive)))
+        if source.random() < 0.0005:
+            world.restart()
+        if (not world.step() or source.random() < 0.2) and world.flights:
+            world.finish()
+        if world.steps % 50 == 0:
+            world.check()
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
+    source = random.Random(7)
+    limits = StepLimits(context=44, groups=3, rows=9, sequences=10, fixed=3, attention=0.05)
+    world = StepWorld(limits, cache)
+    crowd(world, source, cases(25_000, part=25))
+    world.drain()
+    world.check()
+    assert world.finished
+    assert world.scheduler.reused_tokens
+
+
+@pytest.mark.parametrize("cache", [CACHES[1], CACHES[2]])
+def test_all_pages_are_free_again_for_others(cache: CacheSize) -> None:
+    """After sequences have ended, been cancelled and yielded, as many run together as at the start."""
+    world = StepWorld(StepLimits(context=44, groups=2, rows=9, sequences=9), cache)
+    prompts = [[number] * 5 for number in range(3)]
+    for prompt in prompts:
+        world.add(prompt, 3, 3)
+    world.step()
+    together = world.scheduler.running
+    crowd(world, random.Random(3), 300)
+    for number in sorted(world.alive):
+        world.cancel(number)
+    world.drain()
+    for prompt in prompts:
+        world.add(prompt, 3, 3)
+    world.step()
+    assert world.scheduler.running == together == 3
+    world.drain()
+
+
+@dataclass
+class Figures:
+    """What a simulated pipeline did."""
+
+    elapsed: float = 0.0
+    tokens: dict[int, list[float]] = field(default_factory=dict)
+    """Moments at which each sequence got its tokens."""
+
+    @property
+    def rate(self) -> float:
+        return sum(map(len, self.tokens.values())) / self.elapsed
+
+
+def simulate(
+    stages: int, limits: StepLimits, sequences: list[tuple[float, int, int]], head: float = 0.0
+) -> Figures:
+    """Run sequences through a pipeline of equal stages, whose steps cost what the limits say.
+
+    Args:
+        stages: Number of stages, each with an equal part of the layers.
+        limits: Bounds and costs of steps.
+        sequences: When each comes, the length of its prompt, and its number of tokens.
+        head: Cost of scoring a row.
+    """
+    scheduler = StepScheduler(limits, CacheSize(pages=10_000))
+    figures, now, free = Figures(), 0.0, [0.0] * (stages + 1)
+    coming = deque(sorted((when, number, *lengths) for number, (when, *lengths) in enumerate(sequences)))
+    flights: deque[tuple[float, DecodingStep]] = deque()
+    while True:
+        while coming and coming[0][0] <= now:
+            _, number, prompt, most = coming.popleft()
+            scheduler.add(number, [number + 1] * prompt, most)
+            figures.tokens[number] = []
+        while (step := scheduler.next()) is not None:
+            costs = [limits.cost(part.position, len(part.tokens)) for part in step.parts]
+            durations = [(limits.fixed + sum(costs)) / stages] * stages
+            moment = now
+            for place, took in enumerate([*durations, head * sum(part.scored for part in step.parts)]):
+                moment = free[place] = max(moment, free[place]) + took
+            flights.append((moment, step))
+        moments = [coming[0][0]] if coming else []
+        moments += [flights[0][0]] if flights else []
+        if not moments:
+            figures.elapsed = now
+            return figures
+        now = min(moments)
+        while flights and flights[0][0] <= now:
+            _, step = flights.popleft()
+            scored = [part.sequence for part in step.parts if part.scored]
+            scheduler.finished(step.number, dict.fromkeys(scored, 0))
+            for number in scored:
+                figures.tokens[number].append(now)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 7])
+def test_stages_multiply_the_rate(stages: int) -> None:
+    """With two groups a stage of as many sequences as one host has, p hosts give nearly p times."""
+    one = simulate(1, StepLimits(context=400), [(0, 20, 200)] * 8)
+    limits = StepLimits(context=400, groups=2 * stages, sequences=999)
+    several = simulate(stages, limits, [(0, 20, 200)] * (8 * 2 * stages), head=0.1)
+    assert several.rate > 0.95 * stages * one.rate
+
+
+def test_a_stage_waits_if_there_are_fewer_groups_than_stages() -> None:
+    lone, full = (
+        simulate(4, StepLimits(context=400, groups=groups), [(0, 20, 200)] * 32).rate for groups in (1, 5)
+    )
+    assert full > 2 * lone
+
+
+def test_chunks_of_one_prompt_follow_each_other() -> None:
+    one = simulate(1, StepLimits(context=2000, rows=64), [(0, 1024, 1)])
+    four = simulate(4, StepLimits(context=2000, rows=64, groups=5), [(0, 1024, 1)])
+    assert four.elapsed <= 0.33 * one.elapsed
+
+
+@pytest.mark.parametrize(("stages", "groups"), [(1, 1), (4, 5)])
+def test_a_long_prompt_slows_others_by_a_bounded_factor(stages: int, groups: int) -> None:
+    limits = StepLimits(context=5000, groups=groups, rows=128)
+    others = [(0.0, 20, 3000)] * 7
+    usual = simulate(stages, limits, others)
+    pasted = simulate(stages, limits, [*others, (usual.elapsed / 20, 4096, 1)])
+    end = pasted.tokens[7][0]
+    assert end < usual.elapsed
+
+    def slow_gap(figures: Figures) -> float:
+        gaps = [
+            after - before
+            for number in range(7)
+            for before, after in pairwise(figures.tokens[number])
+            if usual.elapsed / 20 <= before < end
+        ]
+        return sorted(gaps)[int(len(gaps) * 0.95)]
+
+    assert slow_gap(pasted) <= limits.slowdown * slow_gap(usual) * 1.02
+
+
+@given(
+    seed=st.integers(0, 999),
+    groups=st.integers(1, 6),
+    count=st.integers(1, 20),
+    lump=st.sampled_from([20, 900]),
+)
+@settings(max_examples=cases(200), deadline=None)
+def test_groups_take_alike(seed: int, groups: int, count: int, lump: int) -> None:
+    """In a steady state, no group costs more than an equal share and one sequence, if it is not alone."""
+    limits = StepLimits(context=4000, groups=groups, attention=0.01)
+    scheduler = StepScheduler(limits, CacheSize(pages=10_000))
+    source = random.Random(seed)
+    lengths = {number: source.choice([5, 20, lump]) for number in range(count)}
+    for number, length in lengths.items():
+        scheduler.add(number, [number] * length, 600)
+    flights: deque[DecodingStep] = deque()
+    for _ in range(400):
+        while (step := scheduler.next()) is not None:
+            flights.append(step)
+            lengths |= {part.sequence: part.position for part in step.parts}
+            if step.number > 250:
+                rows = [limits.cost(part.position, 1) for part in step.parts]
+                share = sum(limits.cost(position + 1, 1) for position in lengths.values()) / groups
+                assert len(rows) == 1 or sum(rows) <= share + max(rows)
+        step = flights.popleft()
+        scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+        assert step.number < 250 or len(flights) >= min(groups, count) - 1, "a group is missing"
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    scheduler = StepScheduler(StepLimits(context=400, rows=64, groups=3), CacheSize(pages=40))
+    system = list(range(100))
+    for number in range(3):
+        scheduler.add(number, [*system, number], 2)
+    rows = 0
+    flights: deque[DecodingStep] = deque()
+    for _ in range(20):
+        while (step := scheduler.next()) is not None:
+            flights.append(step)
+            rows += step.rows
+        if flights:
+            step = flights.popleft()
+            scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+    assert scheduler.running == scheduler.waiting == 0
+    assert rows <= 101 + 2 * (101 - 96) + 3  # three whole pages of two sequences are not computed
+    assert scheduler.reused_tokens == 2 * 96
+    assert scheduler.kept_pages == 3
+
+
+def test_unused_beginnings_give_way_to_others_the_least_recently_used_first() -> None:
+    scheduler = StepScheduler(StepLimits(context=64), CacheSize(pages=6, page=4))
+
+    def rows_of(number: int, prompt: list[int]) -> int:
+        scheduler.add(number, prompt, 1)
+        rows = 0
+        while (step := scheduler.next()) is not None:
+            rows += step.rows
+            scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+        return rows
+
+    first, second, third = ([token] * 9 for token in (1, 2, 3))  # two full pages each
+    assert [rows_of(0, first), rows_of(1, second)] == [9, 9]
+    assert rows_of(2, first) == 1
+    assert rows_of(3, third) == 9  # takes the place of the second
+    assert rows_of(4, first) == 1
+    assert rows_of(5, second) == 5  # of which one page was needed, the later one
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "cache", "message"),
+    [
+        (0, 5, CacheSize(pages=9), "no tokens"),
+        (30, 90, CacheSize(pages=9), "longer than the context of 100"),
+        (30, 40, CacheSize(pages=2), "longer than the cache, which holds 64"),
+        (30, 40, CacheSize(pages=9, window_pages=1, window=40), "cache of windows"),
+    ],
+)
+def test_what_can_never_run_is_refused(prompt: int, most: int, cache: CacheSize, message: str) -> None:
+    scheduler = StepScheduler(StepLimits(context=100), cache)
+    with pytest.raises(InputError, match=message):
+        scheduler.add(0, [1] * prompt, most)
+
+
+@given(cost=st.floats(0, 500), position=st.integers(0, 5000), attention=st.sampled_from([0.0, 1e-4, 0.02]))
+def test_rows_for_a_cost_are_as_many_as_it_pays(cost: float, position: int, attention: float) -> None:
+    limits = StepLimits(context=9000, attention=attention)
+    rows = limits.rows_for(cost, position)
+    assert rows == 0 or limits.cost(position, rows) <= cost + 1e-6
+    assert limits.cost(position, rows + 1) > cost - 1e-6

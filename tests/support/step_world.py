@@ -1,0 +1,180 @@
+"""A pipeline in memory for the scheduler of steps, which looks at every page that a row reads.
+
+Instead of keys and values, a place of a page holds all tokens from the beginning of a sequence up to its own.
+So a row that meets a page of somebody else, or one that has been written over, is found.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
+
+VOCABULARY = 1000
+
+
+@dataclass
+class Wanted:
+    """A sequence, and what it must become."""
+
+    prompt: tuple[int, ...]
+    most: int
+    stops_after: int
+    """Number of generated tokens after which it ends, if there are as many."""
+    drawn: list[int] = field(default_factory=list)
+    last: int | None = None
+    """Last step in which it had rows."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and generated tokens."""
+        return (*self.prompt, *self.drawn)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has all its tokens."""
+        return len(self.drawn) >= min(self.most, self.stops_after)
+
+
+class StepWorld:
+    """The scheduler with sequences, and stages that execute its steps in order.
+
+    Args:
+        limits: Bounds of steps.
+        cache: Pages.
+    """
+
+    def __init__(self, limits: StepLimits, cache: CacheSize) -> None:
+        self.limits, self.cache = limits, cache
+        self.scheduler = StepScheduler(limits, cache)
+        self.alive: dict[int, Wanted] = {}
+        self.finished: dict[int, Wanted] = {}
+        self.flights: deque[DecodingStep] = deque()
+        self.added = self.steps = self.rows = 0
+        self._oldest = (-1, 0)
+        self._full: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._around: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def add(self, prompt: Sequence[int], most: int, stops_after: int) -> int:
+        """Add a sequence, and return its number."""
+        number, self.added = self.added, self.added + 1
+        self.scheduler.add(number, prompt, most)
+        self.alive[number] = Wanted(tuple(prompt), most, stops_after)
+        return number
+
+    def cancel(self, number: int) -> None:
+        """Cancel a sequence."""
+        self.scheduler.cancel(number)
+        self.alive.pop(number, None)
+
+    def step(self) -> bool:
+        """Let all stages execute the next step, if there is one; return whether there is."""
+        step = self.scheduler.next()
+        if step is None:
+            assert self.flights or not self.alive, "nothing is under way, and sequences wait"
+            return False
+        assert step.number == self.steps
+        self.steps += 1
+        self.flights.append(step)
+        assert len(self.flights) <= self.limits.groups
+        assert 1 <= step.rows <= self.limits.rows
+        numbers = [part.sequence for part in step.parts]
+        assert len(set(numbers)) == len(numbers)
+        assert all(part.tokens for part in step.parts)
+        self.rows += step.rows
+        for part in step.parts:
+            wanted = self.alive[part.sequence]
+            end = part.position + len(part.tokens)
+            assert wanted.tokens[part.position : end] == part.tokens
+            assert part.scored == (end == len(wanted.tokens))
+            wanted.last = step.number
+        self._look_at_oldest(step.number)
+        # As stages do it: page by page, all sequences of the step at once.
+        for turn in range(2 + max(len(part.tokens) for part in step.parts) // self.cache.page):
+            for part in step.parts:
+                self._write(part, turn)
+            for part in step.parts:
+                self._read(part, turn)
+        return True
+
+    def finish(self) -> None:
+        """Let the oldest step return with its tokens."""
+        step = self.flights.popleft()
+        drawn, ended = {}, []
+        for part in step.parts:
+            wanted = self.alive.get(part.sequence)
+            if not part.scored or wanted is None:
+                continue
+            assert part.position + len(part.tokens) == len(wanted.tokens), "a token is drawn twice"
+            token = (hash(wanted.tokens) ^ part.sequence) % VOCABULARY
+            wanted.drawn.append(token)
+            drawn[part.sequence] = token
+            if wanted.over:
+                if len(wanted.drawn) < wanted.most:
+                    ended.append(part.sequence)
+                self.finished[part.sequence] = self.alive.pop(part.sequence)
+        self.scheduler.finished(step.number, drawn, ended)
+
+    def restart(self) -> None:
+        """Lose all steps in flight and the contents of all pages."""
+        self.flights.clear()
+        self._full.clear()
+        self._around.clear()
+        self.scheduler.restart()
+
+    def drain(self) -> None:
+        """Let everything that is there come to its end."""
+        idle = 0
+        patience = self.steps + 200 * (1 + sum(len(one.prompt) + one.most for one in self.alive.values()))
+        while self.alive:
+            assert self.steps < patience, "sequences yield to each other for ever"
+            idle = 0 if self.step() else idle + 1
+            if self.flights and (idle or len(self.flights) == self.limits.groups):
+                self.finish()
+        while self.flights:
+            self.finish()
+        assert self.scheduler.next() is None
+
+    def check(self) -> None:
+        """Check what holds at all times."""
+        scheduler = self.scheduler
+        assert scheduler.running + scheduler.waiting == len(self.alive)
+        assert scheduler.in_flight == len(self.flights)
+        if not scheduler.running:
+            pools = [size for size in (self.cache.pages, self.cache.window_pages) if size]
+            assert scheduler.free_pages == min(pools), "pages are lost"
+
+    def _look_at_oldest(self, step: int) -> None:
+        """Check that the oldest sequence moves on, whoever else is there."""
+        oldest = min(self.alive)
+        if oldest != self._oldest[0]:
+            self._oldest = oldest, step
+        since = max(self._oldest[1], self.alive[oldest].last or 0)
+        assert step - since <= self.limits.sequences + 2 * self.limits.groups, "the oldest sequence waits"
+
+    def _places(self, part: StepPart, turn: int) -> range:
+        """Return the positions of a part that are executed in a turn: those of a page."""
+        page, end = self.cache.page, part.position + len(part.tokens)
+        first = part.position // page + turn
+        return range(max(part.position, first * page), min(end, (first + 1) * page))
+
+    def _write(self, part: StepPart, turn: int) -> None:
+        tokens, page = self.alive[part.sequence].tokens, self.cache.page
+        for position in self._places(part, turn):
+            if self.cache.pages:
+                self._full[part.pages[position // page], position % page] = tokens[: position + 1]
+            if self.cache.window_pages:
+                self._around[part.window_pages[position // page], position % page] = tokens[: position + 1]
+
+    def _read(self, part: StepPart, turn: int) -> None:
+        tokens, page = self.alive[part.sequence].tokens, self.cache.page
+        places = self._places(part, turn)
+        for position in range(places.stop) if places else ():
+            if self.cache.pages:
+                found = self._full.get((part.pages[position // page], position % page))
+                assert found == tokens[: position + 1], f"sequence {part.sequence} reads another's page"
+            if self.cache.window_pages and position > places.start - self.cache.window:
+                found = self._around.get((part.window_pages[position // page], position % page))
+                assert found == tokens[: position + 1], f"sequence {part.sequence} reads another's window"
