@@ -33,6 +33,10 @@ from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, win
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
 
 
+_LEAST_CHUNK = 16
+"""Rows below which chunks are not made smaller to fill the stages sooner."""
+
+
 @dataclass(frozen=True)
 class CacheSize:
     """The cache of every block, in pages whose numbers serve all stages."""
@@ -473,7 +477,7 @@ class StepScheduler:
             cost: Cost of those.
         """
         limits = self.limits
-        rows = limits.rows - parts
+        rows = min(limits.rows - parts, self._rows_of_chunk(ready))
         budget = limits.cost(0, limits.rows) - cost
         generating = [one.position for one in self._running.values() if one.generates]
         if generating:
@@ -498,6 +502,18 @@ class StepScheduler:
             rows -= wanted
             budget -= limits.cost(one.position, wanted)
         return chosen
+
+    def _rows_of_chunk(self, ready: Sequence[_Generated]) -> int:
+        """Return the rows of a chunk with which stages have computed these prompts soonest.
+
+        The last stage ends after (chunks + stages - 1) steps of a chunk and the fixed cost each: least for
+        the root of tokens x fixed cost / (stages - 1). One stage takes chunks as large as they may be.
+        """
+        stages = max(1, self.limits.groups - 1)
+        if stages == 1:
+            return self.limits.rows
+        tokens = sum(len(one.tokens) for one in ready)
+        return max(_LEAST_CHUNK, round(math.sqrt(tokens * self.limits.fixed / (stages - 1))))
 
     def _part(self, one: _Generated, rows: int) -> StepPart:
         """Return the part of the step with the next rows of a sequence, which are under way from now on."""

@@ -213,8 +213,8 @@ def test_a_stage_waits_if_there_are_fewer_groups_than_stages() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other() -> None:
-    one = simulate(1, StepLimits(context=2000, rows=64), [(0, 1024, 1)])
-    four = simulate(4, StepLimits(context=2000, rows=64, groups=5), [(0, 1024, 1)])
+    one = simulate(1, StepLimits(context=2000, rows=256), [(0, 1024, 1)])
+    four = simulate(4, StepLimits(context=2000, rows=256, groups=5), [(0, 1024, 1)])
     assert four.elapsed <= 0.33 * one.elapsed
 
 
