@@ -135,11 +135,16 @@ def linear8_variants() -> list[str]:
     The last is ``portable``, which quantises and finishes but has no product.
     """
 
-def linear8_packed_bytes(outputs: int, inputs: int) -> int:
-    """Return the bytes of the packed weights of a layer."""
+def linear8_packed_bytes(outputs: int, inputs: int, variant: str | None = None) -> int:
+    """Return the bytes of the packed weights of a layer, for one of ``linear8_variants``, or for the best."""
 
-def linear8_pack(*, weights: npt.NDArray[np.int8], packed: npt.NDArray[np.int8]) -> None:
-    """Write ``weights`` [outputs, inputs] to ``packed``, in the order that ``linear8_apply`` reads."""
+def linear8_pack(
+    *, weights: npt.NDArray[np.int8], packed: npt.NDArray[np.int8], variant: str | None = None
+) -> None:
+    """Write ``weights`` [outputs, inputs] to ``packed``, in the order that ``linear8_apply`` reads.
+
+    Variants read them in different orders, so ``variant`` must be that of ``linear8_apply``.
+    """
 
 def linear8_apply(
     *,
@@ -159,7 +164,7 @@ def linear8_apply(
     Args:
         x: the bits of bfloat16, [M, K].
         norm: weight, bias and epsilon of a LayerNorm of the rows of ``x``, if there is one.
-        packed: weights written by ``linear8_pack``.
+        packed: weights written by ``linear8_pack`` for the same variant.
         scales: scales of the weights, [N].
         bias: [N].
         activation: function applied before the residual is added.

@@ -85,19 +85,20 @@ std::size_t threads_of(py::ssize_t threads) {
   return static_cast<std::size_t>(threads);
 }
 
-std::size_t packed_bytes(py::ssize_t outputs, py::ssize_t inputs) {
+std::size_t packed_bytes(py::ssize_t outputs, py::ssize_t inputs, const std::optional<std::string>& name) {
   if (outputs < 0 || inputs < 0) throw py::value_error("a size is not negative");
-  return linear8::packed_bytes(static_cast<std::size_t>(outputs), static_cast<std::size_t>(inputs));
+  return linear8::packed_bytes(variant_of(name), static_cast<std::size_t>(outputs), static_cast<std::size_t>(inputs));
 }
 
-void pack(const py::array& weights, py::array& packed) {
+void pack(const py::array& weights, py::array& packed, const std::optional<std::string>& name) {
+  const linear8::Variant& variant = variant_of(name);
   const auto [outputs, inputs] = shape_of(weights, "weights");
   require<std::int8_t>(weights, "weights", "int8", outputs * inputs, false);
-  require<std::int8_t>(packed, "packed", "int8", linear8::packed_bytes(outputs, inputs), true);
+  require<std::int8_t>(packed, "packed", "int8", linear8::packed_bytes(variant, outputs, inputs), true);
   const auto* from = static_cast<const std::int8_t*>(weights.data());
   auto* to = static_cast<std::int8_t*>(packed.mutable_data());
   py::gil_scoped_release unlocked;
-  linear8::pack(from, outputs, inputs, to);
+  linear8::pack(variant, from, outputs, inputs, to);
 }
 
 void apply(const py::array& x, const OptionalNorm& norm, const py::array& packed, const py::array& scales,
@@ -107,11 +108,11 @@ void apply(const py::array& x, const OptionalNorm& norm, const py::array& packed
   require<Half>(x, "x", kHalfType, rows * inputs, false);
   const linear8::Norm before = norm_of(norm, inputs);
   const linear8::Finish after = finish_of(scales, bias, activation, residual, out, rows);
-  require<std::int8_t>(packed, "packed", "int8", linear8::packed_bytes(after.outputs, inputs), false);
   const linear8::Variant& variant = variant_of(name);
   if (variant.tile_rows == 0) {
     throw py::value_error("the variant '" + std::string(variant.name) + "' of the 8-bit layers has no product");
   }
+  require<std::int8_t>(packed, "packed", "int8", linear8::packed_bytes(variant, after.outputs, inputs), false);
   const std::size_t count = threads_of(threads);
   const auto* values = static_cast<const Half*>(x.data());
   const auto* weights = static_cast<const std::int8_t*>(packed.data());
@@ -161,8 +162,9 @@ std::vector<std::string> variants() {
 void bind_linear8(py::module_& module) {
   module.def("linear8_variants", &variants, "Return the instruction sets that this processor supports, best first.");
   module.def("linear8_packed_bytes", &packed_bytes, "Return the bytes of packed weights.", py::arg("outputs"),
-             py::arg("inputs"));
-  module.def("linear8_pack", &pack, "Pack weights.", py::kw_only(), py::arg("weights"), py::arg("packed"));
+             py::arg("inputs"), py::arg("variant") = py::none());
+  module.def("linear8_pack", &pack, "Pack weights.", py::kw_only(), py::arg("weights"), py::arg("packed"),
+             py::arg("variant") = py::none());
   module.def("linear8_apply", &apply, "Apply a linear layer.", py::kw_only(), py::arg("x"), py::arg("norm"),
              py::arg("packed"), py::arg("scales"), py::arg("bias"), py::arg("activation"), py::arg("residual"),
              py::arg("out"), py::arg("threads"), py::arg("variant") = py::none());

@@ -26,6 +26,9 @@ std::vector<const Variant*> variants() {
   }
   if (__builtin_cpu_supports("avx2")) found.push_back(&kAvx2);
 #endif
+#ifdef PIPEEDGE_CODEC_ARM
+  found.push_back(&kNeon);
+#endif
   found.push_back(&kPortable);
   return found;
 }

@@ -11,5 +11,8 @@ extern const Variant kPortable;
 extern const Variant kAvx2;
 extern const Variant kAvx512;
 #endif
+#ifdef PIPEEDGE_CODEC_ARM
+extern const Variant kNeon;
+#endif
 
 }  // namespace pipeedge::codec

@@ -6,13 +6,16 @@
 namespace pipeedge::linear8 {
 namespace {
 
+/// Products that one instruction adds up for each column.
+constexpr size_t kQuad = 4;
+
 constexpr size_t kTileRows = 2;
 constexpr size_t kRegisters = kColumns / 8;
 
 /// Multiplies kRows rows. vpmaddubsw needs one factor without sign and adds two products in 16 bits: |x| and w with the
 /// sign of x, of at most 127 each, cannot overflow it. The codes are made signed, so the sums begin with 0.
 template <size_t kRows>
-void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, size_t quads, int32_t* sums) {
+void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, size_t steps, int32_t* sums) {
   const __m256i zero = _mm256_set1_epi8(static_cast<char>(kZero));
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i total[kRows][kRegisters];
@@ -22,7 +25,7 @@ void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, siz
     for (size_t c = 0; c < kRegisters; ++c) total[r][c] = _mm256_setzero_si256();
   }
   const int8_t* weights = panel + kColumns * sizeof(int32_t);
-  for (size_t q = 0; q < quads; ++q, codes += kQuad, weights += kColumns * kQuad) {
+  for (size_t q = 0; q < steps; ++q, codes += kQuad, weights += kColumns * kQuad) {
 #pragma GCC unroll 2
     for (size_t r = 0; r < kRows; ++r) {
       int32_t four;
@@ -46,12 +49,12 @@ void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, siz
   }
 }
 
-void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t quads, int32_t* sums) {
-  (rows == 1 ? multiply_rows<1> : multiply_rows<2>)(codes, stride, panel, quads, sums);
+void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t steps, int32_t* sums) {
+  (rows == 1 ? multiply_rows<1> : multiply_rows<2>)(codes, stride, panel, steps, sums);
 }
 
 }  // namespace
 
-const Variant kAvx2 = {"avx2", kTileRows, multiply, quantise, finish};
+const Variant kAvx2 = {"avx2", kTileRows, kQuad, kQuad, multiply, quantise, finish};
 
 }  // namespace pipeedge::linear8

@@ -6,11 +6,14 @@
 namespace pipeedge::linear8 {
 namespace {
 
+/// Products that one instruction adds up for each column.
+constexpr size_t kQuad = 4;
+
 /// Two registers of sums for each row, two of weights and one of codes fit the 32 registers.
 constexpr size_t kTileRows = 14;
 
 template <size_t kRows>
-void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, size_t quads, int32_t* sums) {
+void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, size_t steps, int32_t* sums) {
   const __m512i start[2] = {_mm512_loadu_si512(panel), _mm512_loadu_si512(panel + 64)};
   __m512i total[kRows][2];
 #pragma GCC unroll 14
@@ -24,7 +27,7 @@ void multiply_rows(const uint8_t* codes, size_t stride, const int8_t* panel, siz
   const uint8_t* pointers[kPointers];
 #pragma GCC unroll 5
   for (size_t p = 0; p < kPointers; ++p) pointers[p] = codes + 3 * p * stride;
-  for (size_t q = 0; q < quads; ++q, weights += kColumns * kQuad) {
+  for (size_t q = 0; q < steps; ++q, weights += kColumns * kQuad) {
     const __m512i low = _mm512_loadu_si512(weights), high = _mm512_loadu_si512(weights + 64);
 #pragma GCC unroll 14
     for (size_t r = 0; r < kRows; ++r) {
@@ -49,12 +52,12 @@ constexpr MultiplyRows kByRows[kTileRows] = {multiply_rows<1>,  multiply_rows<2>
                                              multiply_rows<9>,  multiply_rows<10>, multiply_rows<11>, multiply_rows<12>,
                                              multiply_rows<13>, multiply_rows<14>};
 
-void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t quads, int32_t* sums) {
-  kByRows[rows - 1](codes, stride, panel, quads, sums);
+void multiply(const uint8_t* codes, size_t stride, size_t rows, const int8_t* panel, size_t steps, int32_t* sums) {
+  kByRows[rows - 1](codes, stride, panel, steps, sums);
 }
 
 }  // namespace
 
-const Variant kAvx512Vnni = {"avx512vnni", kTileRows, multiply, quantise, finish};
+const Variant kAvx512Vnni = {"avx512vnni", kTileRows, kQuad, kQuad, multiply, quantise, finish};
 
 }  // namespace pipeedge::linear8

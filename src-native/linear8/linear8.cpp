@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../parallel/in_threads.hpp"
+#include "../processor/features.hpp"
 #include "variants.hpp"
 
 namespace pipeedge::linear8 {
@@ -25,8 +26,8 @@ std::size_t stride_of(std::size_t inputs) {
   return (parts_of(inputs, kLine) | 1) * kLine;
 }
 
-std::size_t bytes_of_panel(std::size_t inputs) {
-  return kColumns * sizeof(std::int32_t) + parts_of(inputs, kQuad) * kQuad * kColumns;
+std::size_t bytes_of_panel(const Variant& variant, std::size_t inputs) {
+  return kColumns * sizeof(std::int32_t) + parts_of(inputs, variant.step) * variant.step * kColumns;
 }
 
 /// Memory of one thread.
@@ -45,9 +46,10 @@ struct Memory {
 void apply_panel(const Variant& variant, const Half* x, const Range& rows, std::size_t inputs, const Norm& norm,
                  const std::int8_t* packed, const Finish& finish) {
   Memory& memory = Memory::of_thread();
-  const std::size_t quads = parts_of(inputs, kQuad);
+  const std::size_t steps = parts_of(inputs, variant.step);
   const std::size_t count = rows.end - rows.begin, stride = stride_of(inputs);
   const std::size_t tiles = parts_of(count, variant.tile_rows);
+  const std::size_t panel_bytes = bytes_of_panel(variant, inputs);
   // Codes behind the last input are any, and have weights of zero.
   std::uint8_t* codes = memory.codes.room(count * stride);
   float* buffer = memory.row.room(inputs);
@@ -56,12 +58,12 @@ void apply_panel(const Variant& variant, const Half* x, const Range& rows, std::
   for (std::size_t r = 0; r < count; ++r) {
     scales[r] = variant.quantise(x + (rows.begin + r) * inputs, inputs, norm, buffer, codes + r * stride);
   }
-  for (std::size_t column = 0; column < finish.outputs; column += kColumns, packed += bytes_of_panel(inputs)) {
+  for (std::size_t column = 0; column < finish.outputs; column += kColumns, packed += panel_bytes) {
     const std::size_t columns = std::min(kColumns, finish.outputs - column);
     for (std::size_t t = 0; t < tiles; ++t) {
       const Range tile(count, tiles, t);
       const std::size_t tile_rows = tile.end - tile.begin;
-      variant.multiply(codes + tile.begin * stride, stride, tile_rows, packed, quads, sums);
+      variant.multiply(codes + tile.begin * stride, stride, tile_rows, packed, steps, sums);
       variant.finish(finish, sums, kColumns, scales + tile.begin, rows.begin + tile.begin, tile_rows, column, columns);
     }
   }
@@ -79,6 +81,14 @@ std::vector<const Variant*> variants() {
   }
   if (__builtin_cpu_supports("avx2")) found.push_back(&kAvx2);
 #endif
+#ifdef PIPEEDGE_LINEAR8_ARM
+  const processor::ArmFeatures here = processor::arm_features();
+#ifdef PIPEEDGE_ARM_I8MM
+  if (here.matrices8) found.push_back(&kNeonI8mm);
+#endif
+  if (here.dot_products) found.push_back(&kNeonDot);
+  found.push_back(&kNeon);
+#endif
   found.push_back(&kPortable);
   return found;
 }
@@ -88,18 +98,20 @@ const Variant& best_variant() {
   return best;
 }
 
-std::size_t packed_bytes(std::size_t outputs, std::size_t inputs) {
-  return parts_of(outputs, kColumns) * bytes_of_panel(inputs);
+std::size_t packed_bytes(const Variant& variant, std::size_t outputs, std::size_t inputs) {
+  return parts_of(outputs, kColumns) * bytes_of_panel(variant, inputs);
 }
 
-void pack(const std::int8_t* weights, std::size_t outputs, std::size_t inputs, std::int8_t* packed) {
-  std::memset(packed, 0, packed_bytes(outputs, inputs));
+void pack(const Variant& variant, const std::int8_t* weights, std::size_t outputs, std::size_t inputs,
+          std::int8_t* packed) {
+  const std::size_t depth = variant.depth;
+  std::memset(packed, 0, packed_bytes(variant, outputs, inputs));
   for (std::size_t n = 0; n < outputs; ++n) {
-    std::int8_t* panel = packed + n / kColumns * bytes_of_panel(inputs);
-    std::int8_t* to = panel + kColumns * sizeof(std::int32_t) + n % kColumns * kQuad;
+    std::int8_t* panel = packed + n / kColumns * bytes_of_panel(variant, inputs);
+    std::int8_t* to = panel + kColumns * sizeof(std::int32_t) + n % kColumns * depth;
     std::int64_t sum = 0;
     for (std::size_t k = 0; k < inputs; ++k) {
-      to[k / kQuad * kColumns * kQuad + k % kQuad] = weights[n * inputs + k];
+      to[k / depth * kColumns * depth + k % depth] = weights[n * inputs + k];
       sum += weights[n * inputs + k];
     }
     const auto start = static_cast<std::int32_t>(-kZero * sum);

@@ -10,11 +10,12 @@
 // Rows are processed in panels that fit the cache: quantise the panel, then multiply it by 32 columns of the weights
 // at a time, and finish these columns while the sums are in the cache.
 //
-//   codes of a row              [ceil(K / 4)][4]             X + 128, so that they are positive
-//   32 columns of the weights   [32] int32, then [ceil(K / 4)][32][4] int8
+//   codes of a row              [K]                          X + 128, so that they are positive
+//   32 columns of the weights   [32] int32, then [ceil(K / depth)][32][depth] int8
 //
-// The int32 are -128 times the sum of each column's weights, with which the sums begin if codes are X + 128. The
-// instruction for 8-bit products multiplies four codes by four weights and adds them to one sum, for 16 columns at once.
+// The int32 are -128 times the sum of each column's weights, with which the sums begin if codes are X + 128. The depth
+// is that of the instruction which multiplies: those for 8-bit products often multiply four codes by four weights and
+// add them to one sum, for many columns at once.
 //
 // A row that contains NaN or infinity gives NaN. All variants give the same bits, for any number of threads: sums are
 // exact or use a fixed number of lanes, and every other operation is one that IEEE 754 defines exactly.
@@ -28,8 +29,6 @@ namespace pipeedge::linear8 {
 
 /// Columns of the weights that are multiplied at once.
 constexpr std::size_t kColumns = 32;
-/// Products that one instruction adds up for each column.
-constexpr std::size_t kQuad = 4;
 /// Code that stands for zero.
 constexpr int kZero = 128;
 
@@ -60,9 +59,13 @@ struct Variant {
   const char* name;
   /// Largest number of rows of a tile, 0 if there is no product.
   std::size_t tile_rows;
+  /// Inputs of a column that lie side by side in the packed weights.
+  std::size_t depth;
+  /// Inputs that are multiplied in a step, a multiple of `depth`; packed weights are zero behind the last input.
+  std::size_t step;
   /// Writes the sums [rows, kColumns] of a tile with one panel of the weights. Rows of codes lie `stride` bytes apart.
   void (*multiply)(const std::uint8_t* codes, std::size_t stride, std::size_t rows, const std::int8_t* panel,
-                   std::size_t quads, std::int32_t* sums);
+                   std::size_t steps, std::int32_t* sums);
   /// Writes the codes of one row and returns its scale. `buffer` has room for `width` floats.
   float (*quantise)(const Half* row, std::size_t width, const Norm& norm, float* buffer, std::uint8_t* codes);
   /// Writes the results [rows, columns] from `first_row` and `first_column` on. The sums of consecutive rows lie
@@ -78,10 +81,11 @@ std::vector<const Variant*> variants();
 const Variant& best_variant();
 
 /// Bytes of the packed weights of a layer.
-std::size_t packed_bytes(std::size_t outputs, std::size_t inputs);
+std::size_t packed_bytes(const Variant& variant, std::size_t outputs, std::size_t inputs);
 
-/// Packs weights [outputs, inputs].
-void pack(const std::int8_t* weights, std::size_t outputs, std::size_t inputs, std::int8_t* packed);
+/// Packs weights [outputs, inputs] in the order in which the variant reads them.
+void pack(const Variant& variant, const std::int8_t* weights, std::size_t outputs, std::size_t inputs,
+          std::int8_t* packed);
 
 /// Quantises rows [rows, inputs] to codes in the same order, and writes the scale of each.
 void quantise(const Variant& variant, const Half* x, std::size_t rows, std::size_t inputs, const Norm& norm,

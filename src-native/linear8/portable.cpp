@@ -3,6 +3,6 @@
 
 namespace pipeedge::linear8 {
 
-const Variant kPortable = {"portable", 0, nullptr, quantise, finish};
+const Variant kPortable = {"portable", 0, 1, 1, nullptr, quantise, finish};
 
 }  // namespace pipeedge::linear8

@@ -10,5 +10,12 @@ extern const Variant kPortable;
 extern const Variant kAvx2;
 extern const Variant kAvx512Vnni;
 #endif
+#ifdef PIPEEDGE_LINEAR8_ARM
+extern const Variant kNeon;
+extern const Variant kNeonDot;
+#ifdef PIPEEDGE_ARM_I8MM
+extern const Variant kNeonI8mm;
+#endif
+#endif
 
 }  // namespace pipeedge::linear8

@@ -37,8 +37,6 @@ void test_layers(std::size_t rows, std::size_t inputs, std::size_t outputs, std:
   const std::vector<float> scales(outputs, 0.001F);
   std::vector<std::int8_t> weights(outputs * inputs);
   for (std::int8_t& code : weights) code = static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127);
-  std::vector<std::int8_t> packed(packed_bytes(outputs, inputs));
-  pack(weights.data(), outputs, inputs, packed.data());
   const Norm norm = {weight.data(), shift.data(), 1e-6F};
   for (const Activation activation : {Activation::kNone, Activation::kGelu, Activation::kGeluTanh}) {
     std::vector<std::uint8_t> codes(rows * inputs);
@@ -57,6 +55,8 @@ void test_layers(std::size_t rows, std::size_t inputs, std::size_t outputs, std:
     finish(*variants().back(), after, sums.data(), row_scales.data(), rows, threads);
     for (const Variant* variant : variants()) {
       if (variant->tile_rows == 0) continue;
+      std::vector<std::int8_t> packed(packed_bytes(*variant, outputs, inputs));
+      pack(*variant, weights.data(), outputs, inputs, packed.data());
       std::vector<Half> found(rows * outputs);
       Finish same = after;
       same.out = found.data();
@@ -71,6 +71,7 @@ void test_layers(std::size_t rows, std::size_t inputs, std::size_t outputs, std:
 
 int main() {
   test_layers(1, 1, 1, 1);
+  for (std::size_t rows = 1; rows <= 15; ++rows) test_layers(rows, 7 * rows, 31 + rows, 1);
   test_layers(3, 5, 7, 1);
   test_layers(17, 33, 65, 2);
   test_layers(113, 64, 32, 1);

@@ -6,6 +6,7 @@ import re
 import tomllib
 
 import pytest
+from packaging.requirements import Requirement
 from places import ROOT
 
 from pipeedge.plan.facts import OLDEST_TORCH
@@ -49,3 +50,19 @@ def test_no_pin_is_for_an_older_python() -> None:
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     named = re.findall(r"python_version (?:<|>=) '3\.(\d+)'", "\n".join(pins))
     assert all(int(minor) > int(OLDEST.removeprefix("3.")) for minor in named), named
+
+
+@pytest.mark.parametrize(
+    ("machine", "version"), [("x86_64", "2.13.0"), ("aarch64", "2.10.0"), ("arm64", "2.13.0")]
+)
+def test_torch_has_one_pin_for_each_kind_of_machine(machine: str, version: str) -> None:
+    """On Linux on ARM it is the newest whose wheel does not want CUDA."""
+    here = {"platform_system": "Darwin" if machine == "arm64" else "Linux", "platform_machine": machine}
+    lines = [
+        line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+    ]
+    chosen = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate(here)]
+    assert [str(pin.specifier) for pin in chosen] == [f"=={version}"]
+    wanted = [Requirement(line) for line in PROJECT["project"]["dependencies"] if line.startswith("torch>")]
+    (fits,) = [one for one in wanted if one.marker is None or one.marker.evaluate(here)]
+    assert fits.specifier.contains(version)

@@ -1,0 +1,62 @@
+#include "tiles_neon.inc"
+
+namespace pipeedge::linear8 {
+namespace {
+
+/// USMMLA multiplies two rows of eight codes by two columns of eight weights, and adds to their four sums.
+struct NeonI8mm {
+  static constexpr size_t kDepth = 8;
+  static constexpr size_t kGroupRows = 2;
+  static constexpr size_t kTileGroups = 3;
+  static constexpr size_t kSums = kHalf / 2;
+
+  /// Eight codes of both rows, and the next eight.
+  struct Codes {
+    uint8x16_t parts[2];
+  };
+
+  static void start(const int32_t* columns, int32x4_t* total) {
+#pragma GCC unroll 8
+    for (size_t v = 0; v < kSums; ++v) {
+      const int32x2_t two = vld1_s32(columns + 2 * v);
+      total[v] = vcombine_s32(two, two);
+    }
+  }
+
+  static Codes load(const uint8_t* first_row, const uint8_t* last_row) {
+    const uint64x2_t first = vreinterpretq_u64_u8(vld1q_u8(first_row));
+    const uint64x2_t last = vreinterpretq_u64_u8(vld1q_u8(last_row));
+    return {{vreinterpretq_u8_u64(vzip1q_u64(first, last)), vreinterpretq_u8_u64(vzip2q_u64(first, last))}};
+  }
+
+  template <size_t kGroups>
+  static void multiply_add(int32x4_t (*total)[kSums], const Codes* x, const int8_t* weights) {
+#pragma GCC unroll 2
+    for (size_t part = 0; part < 2; ++part) {
+#pragma GCC unroll 8
+      for (size_t v = 0; v < kSums; ++v) {
+        const int8x16_t two = vld1q_s8(weights + part * kColumns * kDepth + 16 * v);
+#pragma GCC unroll 3
+        for (size_t g = 0; g < kGroups; ++g) total[g][v] = vusmmlaq_s32(total[g][v], x[g].parts[part], two);
+      }
+    }
+  }
+
+  static void store(const int32x4_t* total, int32_t* first_row, int32_t* last_row) {
+    // Where both are one row, its sums are written last.
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kSums; v += 2) {
+      const int64x2_t left = vreinterpretq_s64_s32(total[v]), right = vreinterpretq_s64_s32(total[v + 1]);
+      vst1q_s32(last_row + 2 * v, vreinterpretq_s32_s64(vzip2q_s64(left, right)));
+      vst1q_s32(first_row + 2 * v, vreinterpretq_s32_s64(vzip1q_s64(left, right)));
+    }
+  }
+};
+
+constexpr size_t kTileRows = NeonI8mm::kTileGroups * NeonI8mm::kGroupRows;
+
+}  // namespace
+
+const Variant kNeonI8mm = {"neoni8mm", kTileRows, NeonI8mm::kDepth, kStep, multiply<NeonI8mm>, quantise, finish};
+
+}  // namespace pipeedge::linear8
