@@ -83,7 +83,15 @@ class AnswerWriter(OutputRows):
         self._put(answer.item, encoded.encode(errors="backslashreplace"))
         self._items += 1
 
+    def leave_out(self, item: int) -> None:
+        """Expect no answer to a prompt any longer; those that are there already are dropped."""
+        self._sources.pop(item, None)
+        self._partial.pop(item, None)
+        self._put(item, b"")
+
     def _put(self, item: int, lines: bytes) -> None:
+        if not self._prints and not lines:
+            return
         if not self._prints:
             self._append(Rows((item,), (-1,)), lines)
             return

@@ -25,7 +25,7 @@ from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.observe.timeline import ThreadState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["DataEnds", "ItemSource", "ItemStream", "ResultSink"]
 
@@ -128,3 +128,5 @@ class DataEnds:
     """Hears of the schedule and the work of the stages, if somebody wants to."""
     held_out: InputSource | None = None
     """Last items, on which plans are tried; None if none are."""
+    tokens: Callable[[], int] | None = None
+    """Function that returns the number of tokens so far, where text is generated."""

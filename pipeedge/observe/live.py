@@ -58,17 +58,19 @@ class DisplayState:
     items: int
     total: int
     items_per_s: float | None
-    """Current rate; None before the first result."""
+    """Current rate of items, or of tokens where text is generated; None before the first result."""
     mean_items_per_s: float | None
     wait_input: float
     """Fraction of the recent time in which nothing was sent because the input was being read."""
     stages: tuple[StageShown, ...]
+    counts: str = "items"
+    """What the rates are of: ``items``, or ``tokens``, of which nobody knows how many are left."""
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until all items are done, at the current pace."""
+        """Seconds until all items are done, at the current pace; None if it is not known."""
         pace = self.items_per_s or self.mean_items_per_s
-        return (self.total - self.items) / pace if pace else None
+        return (self.total - self.items) / pace if pace and self.counts == "items" else None
 
 
 class Progress:
@@ -79,10 +81,14 @@ class Progress:
         ranks: Rank of each stage.
         began_s: Time at which the run began, in seconds.
         items: Number of items that were done before.
+        counts: What rates are of, ``items`` or ``tokens``.
     """
 
-    def __init__(self, total: int, ranks: Sequence[int], began_s: float, items: int = 0) -> None:
+    def __init__(
+        self, total: int, ranks: Sequence[int], began_s: float, items: int = 0, *, counts: str = "items"
+    ) -> None:
         self._total = total
+        self._counts = counts
         self._ranks = tuple(ranks)
         self._began_s = began_s
         self._before = items
@@ -110,20 +116,29 @@ class Progress:
                 now.bits,
             )
 
-    def at(self, now_s: float, items: int, waited_s: float = 0.0) -> DisplayState:
-        """``items`` are done at ``now_s``, and ``waited_s`` seconds were waited for input until then."""
-        self._past.append((now_s, items, waited_s))
+    def at(self, now_s: float, items: int, waited_s: float = 0.0, counted: int | None = None) -> DisplayState:
+        """Return the state at ``now_s``.
+
+        Args:
+            now_s: The time.
+            items: Number of items that are done.
+            waited_s: Seconds so far in which input was waited for.
+            counted: What rates are computed of, if not of the items.
+        """
+        rated = items if counted is None else counted
+        self._past.append((now_s, rated, waited_s))
         while len(self._past) > 2 and self._past[1][0] <= now_s - _NOW_S:
             self._past.popleft()
         then_s, then, waited_then_s = self._past[0]
-        done = items - self._before
+        done = rated - self._before
         return DisplayState(
             items,
             self._total,
-            (items - then) / (now_s - then_s) if done and now_s > then_s else None,
+            (rated - then) / (now_s - then_s) if done and now_s > then_s else None,
             done / (now_s - self._began_s) if done and now_s > self._began_s else None,
             min(1.0, (waited_s - waited_then_s) / (now_s - then_s)) if now_s > then_s else 0.0,
             tuple(self._shown[rank] for rank in self._ranks if rank in self._shown),
+            self._counts,
         )
 
 
@@ -136,6 +151,7 @@ class Display:
         items: Function that returns the number of items done.
         clock: Clock of ``progress``, in seconds.
         waited_s: Function that returns the seconds spent waiting for input.
+        counted: Function that returns what the rates are of; None for the items.
     """
 
     def __init__(
@@ -145,7 +161,9 @@ class Display:
         items: Callable[[], int],
         clock: Callable[[], float],
         waited_s: Callable[[], float] = lambda: 0.0,
+        counted: Callable[[], int] | None = None,
     ) -> None:
+        self._counted = counted
         self._progress = progress
         self._open_console = open_console
         self._items = items
@@ -204,7 +222,8 @@ class Display:
 
     def _now(self) -> DisplayState:
         with self._lock:
-            return self._progress.at(self._clock(), self._items(), self._waited_s())
+            counted = None if self._counted is None else self._counted()
+            return self._progress.at(self._clock(), self._items(), self._waited_s(), counted)
 
 
 def _table(shown: DisplayState, console: Console) -> RenderableType:
@@ -274,7 +293,8 @@ def _rate_text(shown: DisplayState) -> str:
     if shown.items_per_s is None or shown.mean_items_per_s is None:
         return "no result yet"
     left = f", {_duration(shown.left_s)} left" if shown.left_s is not None else ""
-    return f"{figure(shown.items_per_s)} items/s now, {figure(shown.mean_items_per_s)} on average{left}"
+    rate = f"{figure(shown.items_per_s)} {shown.counts}/s now"
+    return f"{rate}, {figure(shown.mean_items_per_s)} on average{left}"
 
 
 def _input(shown: DisplayState) -> str:

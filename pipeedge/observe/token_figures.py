@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["TokenFigures", "quantile"]
+__all__ = ["Quantiles", "TextResult", "TokenFigures", "quantile"]
 
 _KEPT = 100_000
 """Number of times that are kept, the last ones of a longer run."""
@@ -103,14 +103,58 @@ class TokenFigures:
         """Tokens a second, without the first of each answer, while answers were written."""
         return self._later / self._writing.seconds if self._writing.seconds and self._later else None
 
-    def to_body(self) -> dict[str, Any]:
-        """Return the figures as plain data for a report."""
+    def result(self, context: int, cache_bytes: Sequence[int]) -> TextResult:
+        """Return the figures of a run that has ended.
+
+        Args:
+            context: Longest sequence in tokens.
+            cache_bytes: Size of the cache of each stage in bytes.
+        """
         first, between = list(self.first_token_s), list(self.between_tokens_s)
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s,
-            "decode_tokens_per_s": self.decode_tokens_per_s,
-            "first_token_s": {"p50": quantile(first, 0.5), "p95": quantile(first, 0.95)},
-            "between_tokens_s": {"p50": quantile(between, 0.5), "p95": quantile(between, 0.95)},
-        }
+        return TextResult(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            decode_tokens_per_s=self.decode_tokens_per_s,
+            first_token_s=Quantiles.of(first),
+            between_tokens_s=Quantiles.of(between),
+            context=context,
+            cache_bytes=tuple(cache_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Median and 95 % quantile of times in seconds."""
+
+    p50: float
+    p95: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Quantiles | None:
+        """Return those of ``values``, or None without any."""
+        p50, p95 = quantile(values, 0.5), quantile(values, 0.95)
+        return None if p50 is None or p95 is None else cls(p50, p95)
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """Figures of a run that generated text."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    first_token_s: Quantiles | None
+    """Time from the first step of a sequence to its first token."""
+    between_tokens_s: Quantiles | None
+    """Time between two tokens of a sequence."""
+    context: int
+    """Longest sequence in tokens."""
+    cache_bytes: tuple[int, ...]
+    """Size of the cache of each stage in bytes, of which the system provides what is used."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return the figures as plain data for a report, without those that are not known."""
+        known = {key: value for key, value in asdict(self).items() if value is not None}
+        return known | {"cache_bytes": list(self.cache_bytes)}

@@ -22,7 +22,7 @@ from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.request.generation import CacheRequest
 
-__all__ = ["CacheBytes", "cache_bytes", "choose_bounds", "describe_cache"]
+__all__ = ["CacheBytes", "choose_bounds", "describe_cache", "stage_cache_bytes"]
 
 _CHUNK = 256
 """Most tokens of prompts in a step, beside a row of each sequence that decodes."""
@@ -44,20 +44,19 @@ class CacheBytes:
     """Bytes that the cache may take, or None if that is unknown."""
 
 
-def cache_bytes(model: DecoderModel, schedule: Schedule, bounds: StepBounds) -> dict[int, int]:
-    """Return the bytes of the whole cache on each rank."""
-    found = {}
+def stage_cache_bytes(model: DecoderModel, schedule: Schedule, bounds: StepBounds) -> list[int]:
+    """Return the bytes of the whole cache of each stage."""
+    found = []
     for stage in schedule.stages:
         full, windowed = model.page_bytes(stage.layers, find_dtype(stage.dtype))
-        found[stage.rank] = bounds.pages * full + bounds.window_pages * windowed
+        found.append(bounds.pages * full + bounds.window_pages * windowed)
     return found
 
 
 def describe_cache(model: DecoderModel, schedule: Schedule, bounds: StepBounds) -> str:
     """Return the line that tells the user of the context and the cache of a run."""
-    sizes = ", ".join(
-        f"{_size(size)} on rank {rank}" for rank, size in cache_bytes(model, schedule, bounds).items()
-    )
+    found = zip(schedule.ranks, stage_cache_bytes(model, schedule, bounds), strict=True)
+    sizes = ", ".join(f"{_size(size)} on rank {rank}" for rank, size in found)
     return (
         f"a context of {count(bounds.context, 'token')}, {count(bounds.sequences, 'sequence')} at a time; "
         f"a cache of up to {sizes}"

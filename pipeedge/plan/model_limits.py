@@ -59,7 +59,6 @@ def _check_decoder(request: RunRequest, model: Outline) -> None:
             request.input.dataset_name is not None,
             "it has no prompts; give --prompt, or --input with a .txt or .jsonl file",
         ),
-        "--input": (bool(request.input.paths), "give --prompt TEXT"),
         "--text-column": (
             request.input.text_column is not None,
             "prompts come from a .txt file, or from a .jsonl file with prompt or messages",

@@ -61,6 +61,16 @@ def _whole(a: SavedRun, b: SavedRun) -> Iterator[ComparedFigure]:
         ("items", "items", "", None),
     ):
         yield from _figures(name, a.figures.get(key), b.figures.get(key), unit, more)
+    for key, name, unit, more in (
+        ("prefill_tokens_per_s", "prompts", "tokens/s", True),
+        ("decode_tokens_per_s", "answers", "tokens/s", True),
+        ("first_token_s_p50", "first token, median", "s", False),
+        ("first_token_s_p95", "first token, 95 %", "s", False),
+        ("between_tokens_s_p50", "next token, median", "s", False),
+        ("between_tokens_s_p95", "next token, 95 %", "s", False),
+        ("cache_bytes", "cache", "B", False),
+    ):
+        yield from _figures(name, (a.text or {}).get(key), (b.text or {}).get(key), unit, more)
     for key, name in (("p50", "latency, median"), ("p95", "latency, 95 %"), ("max", "latency, maximum")):
         yield from _figures(name, (a.latency_s or {}).get(key), (b.latency_s or {}).get(key), "s", False)
     yield from _figures("accuracy", _top1(a), _top1(b), "", True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from itertools import pairwise
@@ -349,9 +349,9 @@ def _tiles(run: SavedRun) -> list[_Tile]:
 def _result_tiles(run: SavedRun) -> list[_Tile]:
     """Return the headline figures about the results."""
     figures = run.figures
-    found: list[_Tile] = []
+    found: list[_Tile] = [] if run.text is None else _text_tiles(run.text)
     rate = figures.get("throughput_items_per_s")
-    if rate is not None:
+    if rate is not None and run.text is None:
         elapsed = figures.get("elapsed_s")
         found.append(
             ("throughput", f"{figure(rate)} items/s", "" if elapsed is None else f"over {si(elapsed)}s")
@@ -362,10 +362,30 @@ def _result_tiles(run: SavedRun) -> list[_Tile]:
             for key, name in (("p95", "at 95 %"), ("max", "maximum"))
             if key in run.latency_s
         ]
-        found.append(("latency of a microbatch", f"{si(run.latency_s['p50'])}s", ", ".join(rest)))
+        what = "microbatch" if run.text is None else "step"
+        found.append((f"latency of a {what}", f"{si(run.latency_s['p50'])}s", ", ".join(rest)))
     if run.accuracy and run.accuracy[1]:
         correct, labelled = run.accuracy
         found.append(("accuracy", f"{correct / labelled:.2%}", f"{correct} of {labelled} with a label"))
+    return found
+
+
+def _text_tiles(text: Mapping[str, float]) -> list[_Tile]:
+    """Return the headline figures about tokens."""
+    found: list[_Tile] = []
+    for name, key, tokens in (
+        ("prompts", "prefill_tokens_per_s", "prompt_tokens"),
+        ("answers", "decode_tokens_per_s", "completion_tokens"),
+    ):
+        if key in text:
+            of = count(round(text.get(tokens, 0)), "token")
+            found.append((name, f"{figure(text[key])} tokens/s", of))
+    for name, key in (("first token", "first_token_s"), ("next token", "between_tokens_s")):
+        if f"{key}_p50" in text:
+            rest = f"{si(text[f'{key}_p95'])}s at 95 %" if f"{key}_p95" in text else ""
+            found.append((name, f"{si(text[f'{key}_p50'])}s", rest))
+    context = f"contexts of {count(round(text['context']), 'token')}" if "context" in text else ""
+    found.append(("cache", f"{si(text.get('cache_bytes', 0.0))}B", context))
     return found
 
 
@@ -428,7 +448,7 @@ def _over_time(run: SavedRun) -> list[Chart]:
     found = []
     shown = [_joined(stage, run.series) for stage in sorted({one.stage for one in run.series})]
     for key, title, unit in (
-        ("items_per_s", "Throughput of each stage", "items/s"),
+        ("items_per_s", "Throughput of each stage", "items/s" if run.text is None else "tokens/s"),
         ("bytes_per_s", "Bytes per second sent by each stage", "B/s"),
         ("link_bytes_per_s", "Bandwidth of each link while occupied", "B/s"),
         ("bits", "Bits per value on each link", "bits"),

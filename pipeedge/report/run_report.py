@@ -17,6 +17,7 @@ from pipeedge.base.wording import count, figure, percent
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.records import EpochRecord, ReplanRecord
 from pipeedge.observe.timeline import Timeline
+from pipeedge.observe.token_figures import TextResult
 from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.plan_changes import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
@@ -69,6 +70,8 @@ class RunReport:
     """Epochs of a run that can go on after a failure, in order; empty for one that cannot."""
     replans: Sequence[ReplanRecord] = ()
     """Better plans that were found while the run went on."""
+    text: TextResult | None = None
+    """Figures of a run that generated text, or None."""
     simulated: bool = False
     """Whether the figures were computed instead of measured."""
     undisturbed_s: float | None = None
@@ -122,6 +125,7 @@ class RunReport:
             "series": list(self.series),
             "timeline": self.timeline.to_body() if self.timeline is not None else None,
             "energy": dict(self.energy) if self.energy is not None else None,
+            **({} if self.text is None else {"text": self.text.to_body()}),
             "command": list(self.command),
             "versions": dict(self.versions),
             **({"simulated": True} if self.simulated else {}),
@@ -225,8 +229,13 @@ def print_report(
         trace: File of the trace, if any.
         replaced: Files that replaced an existing one.
     """
+    if report.text is None:
+        what = f"{count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}"
+    else:
+        answers, tokens = count(report.items, "answer"), count(report.text.completion_tokens, "token")
+        what = f"{answers} of {tokens} in {count(report.microbatches, 'step')}"
     console.print(
-        f"{report.model}: {count(report.items, 'item')} in {count(report.microbatches, 'microbatch')}",
+        f"{report.model}: {what}",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -244,10 +253,14 @@ def print_report(
 
 def _summary_lines(report: RunReport) -> Iterator[str]:
     how = "simulated" if report.simulated else "measured"
-    yield (
-        f"throughput  {figure(report.throughput_items_per_s)} items/s "
-        f"({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
-    )
+    if report.text is None:
+        rate = f"{figure(report.throughput_items_per_s)} items/s"
+    else:
+        whole = report.text.completion_tokens / report.elapsed_s if report.elapsed_s else 0.0
+        rate = f"{figure(whole)} tokens/s"
+    yield f"throughput  {rate} ({report.elapsed_s:.2f} s, after {report.startup_s:.1f} s to start)"
+    if report.text is not None:
+        yield from _text_lines(report.text)
     if report.undisturbed_s is not None and report.undisturbed_s > 0 and report.elapsed_s > 0:
         undisturbed_s, lost = report.undisturbed_s, percent(report.undisturbed_s / report.elapsed_s - 1)
         yield (
@@ -261,12 +274,14 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison, how)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
-    if bottleneck is not None and bottleneck.part in (Part.INPUT, Part.REQUESTS):
+    # The next step of a sequence waits for its last token, so few of them leave a pipeline idle.
+    waits = (Part.INPUT, Part.REQUESTS) if report.text is None else ()
+    if bottleneck is not None and bottleneck.part in waits:
         yield f"bottleneck  {bottleneck.line}"
     if report.latency:
         yield (
             f"latency     {_seconds(report.latency.p50)} median, {_seconds(report.latency.p95)} at 95 %, "
-            f"{_seconds(report.latency.max)} at most, per microbatch"
+            f"{_seconds(report.latency.max)} at most, per {'microbatch' if report.text is None else 'step'}"
         )
     if report.accuracy and report.accuracy.top1 is not None:
         accuracy = report.accuracy
@@ -281,6 +296,21 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         yield from (f"            {line}" for line in report.skipped[:_LISTED])
         if len(report.skipped) > _LISTED:
             yield f"            and {figure(len(report.skipped) - _LISTED)} more, which --report lists"
+
+
+def _text_lines(text: TextResult) -> Iterator[str]:
+    """Yield the lines about tokens."""
+    for name, rate, tokens in (
+        ("prefill", text.prefill_tokens_per_s, f"{count(text.prompt_tokens, 'token')} of prompts"),
+        ("decode", text.decode_tokens_per_s, f"{count(text.completion_tokens, 'token')} of answers"),
+    ):
+        if rate is not None:
+            yield f"{name:<11} {figure(rate)} tokens/s ({tokens})"
+    for name, times in (("first token", text.first_token_s), ("next token", text.between_tokens_s)):
+        if times is not None:
+            yield f"{name:<11} {_seconds(times.p50)} median, {_seconds(times.p95)} at 95 %"
+    sizes = ", ".join(f"{_format_amount(size)}B" for size in text.cache_bytes)
+    yield f"{'cache':<11} {sizes} for contexts of {count(text.context, 'token')}"
 
 
 _LISTED = 20

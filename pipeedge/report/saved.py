@@ -175,6 +175,8 @@ class SavedRun:
     epochs: tuple[SavedEpoch, ...] = ()
     """Epochs, in order; empty for a run that cannot go on after a failure."""
     replans: tuple[SavedReplan, ...] = ()
+    text: Mapping[str, float] | None = None
+    """Figures of a run that generated text, such as ``decode_tokens_per_s`` and ``first_token_s_p50``."""
 
     @property
     def length_s(self) -> float | None:
@@ -231,7 +233,20 @@ def read_run(body: Any, name: str) -> SavedRun:
         feed_s=_feed_seconds(timeline),
         epochs=_epochs(_list(root, "epochs"), timeline),
         replans=tuple(_replan(entry) for entry in _list(root, "replans")),
+        text=_text_figures(root.find("text")),
     )
+
+
+def _text_figures(value: Value | None) -> dict[str, float] | None:
+    """Read the figures of tokens; those of a distribution get one name each."""
+    if value is None:
+        return None
+    found = _numbers(value)
+    for key in ("first_token_s", "between_tokens_s"):
+        times = _optional_amounts(value.find(key)) or {}
+        found |= {f"{key}_{name}": seconds for name, seconds in times.items()}
+    sizes = [entry.amount() for entry in _list(value, "cache_bytes")]
+    return {**found, "cache_bytes": sum(sizes)}
 
 
 def _list(value: Value, key: str) -> list[Value]:

@@ -263,6 +263,8 @@ class RunRequest:
             self.check_endless("--serve")
         if self.generation.prompt is not None and (self.input.paths or self.input.dataset_name):
             raise RequestError("give either --prompt or --input, not both")
+        if self.generation.prompt is not None and self.input.max_items is not None:
+            raise RequestError("-b/--batch-size limits the prompts of --input: leave it out with --prompt")
         if self.links.link_bits is not None and not self.schedule.automatic:
             raise ScheduleError("--link-bits needs automatic scheduling (-sm, -sdt and -sd)")
         if self.schedule.survive_loss and not self.transport.goes_on:

@@ -20,6 +20,7 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.data import DataEnds, ItemStream, open_run_input
 from pipeedge.data.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
+from pipeedge.data.fingerprint import input_fingerprint
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import ResultWriter, check_output_path
 from pipeedge.models import Model
@@ -76,7 +77,7 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
         writer = ResultWriter(results, model, None)
         return DataEnds(source, writer, compared, replaced, held_out=held_out)
     found, note = find_rows(results, resume=output.resume)
-    depends_on = request_dependencies(request, model, source)
+    depends_on = request_dependencies(request, model, input_fingerprint(request.input, source))
     writer = ResultWriter(results, model, None, depends_on, found, made_with())
     if found is not None:
         source = source.rest(found.position)

@@ -277,7 +277,10 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataFlow | None) -> 
     from pipeedge.observe.live import Display, Progress
 
     sink = data.ends.sink
-    progress = Progress(plan.items, plan.schedule.ranks, time.monotonic(), sink.items)
+    tokens = data.ends.tokens
+    began_s, counts = time.monotonic(), "items" if tokens is None else "tokens"
+    before = sink.items if tokens is None else tokens()
+    progress = Progress(plan.items, plan.schedule.ranks, began_s, before, counts=counts)
     with (
         Display(
             progress,
@@ -285,6 +288,7 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataFlow | None) -> 
             lambda: sink.items,
             time.monotonic,
             data.feeder.waited_for_input_s,
+            tokens,
         ) as display,
         context.display_feed.to(display),
     ):

@@ -16,15 +16,20 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
 from pipeedge.control.hub_client import HubClient
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.assembly import assemble as assemble_timeline
 from pipeedge.observe.assembly import series
 from pipeedge.observe.metrics import Latency, StageStats, energy_body
 from pipeedge.observe.records import Recording
+from pipeedge.observe.token_figures import TextResult
 from pipeedge.observe.trace import trace_events
+from pipeedge.plan.cache_size import stage_cache_bytes
 from pipeedge.plan.planning import Plan
 from pipeedge.report.run_report import RunReport, print_report, save_report
+from pipeedge.request.files import STANDARD_OUTPUT
 from pipeedge.run.context import RankContext
 from pipeedge.run.data_flow import DataFlow
+from pipeedge.run.step_queue import StepQueue
 
 __all__ = ["make_report", "save_and_print"]
 
@@ -68,8 +73,18 @@ def make_report(
         command=context.request.command,
         versions=_versions(),
         epochs=tuple(epochs),
+        text=_text_result(context, plan, data),
         replans=tuple(replace(one, at_s=one.at_s - began_s) for each in found.latest for one in each.replans),
     )
+
+
+def _text_result(context: RankContext, plan: Plan, data: DataFlow) -> TextResult | None:
+    """Return the figures of tokens, if the run generated text."""
+    queue, model = data.ends.source, context.model
+    if not isinstance(queue, StepQueue) or not isinstance(model, DecoderModel):
+        return None
+    bounds = plan.step_bounds
+    return queue.figures.result(bounds.context, stage_cache_bytes(model, plan.schedule, bounds))
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,7 @@ def save_and_print(context: RankContext, plan: Plan, data: DataFlow, report: Run
         print_report(
             report,
             context.program.open_console(),
-            results=None if context.request.prints_results else output.results,
+            results=None if output.results == STANDARD_OUTPUT else output.results,
             saved=output.report,
             trace=output.trace,
             replaced=data.ends.replaced,

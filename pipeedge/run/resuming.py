@@ -20,10 +20,9 @@ import torch
 import pipeedge
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.wording import count, printable
-from pipeedge.data import InputSource
-from pipeedge.data.fingerprint import companions_fingerprint, input_fingerprint
+from pipeedge.data.fingerprint import companions_fingerprint
 from pipeedge.data.unfinished import Found, find_unfinished, unfinished_path
-from pipeedge.models import Model
+from pipeedge.models.outline import Outline
 from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 
@@ -56,13 +55,13 @@ def find_rows(output: Path, *, resume: bool) -> tuple[Found | None, str | None]:
     )
 
 
-def request_dependencies(request: RunRequest, model: Model, source: InputSource) -> dict[str, str]:
+def request_dependencies(request: RunRequest, model: Outline, source: str) -> dict[str, str]:
     """Return what the rows depend on and this rank knows before the plan, by what a message calls it.
 
     Args:
         request: Request of the data rank.
         model: The model.
-        source: The whole input.
+        source: Fingerprint of the whole input.
     """
     try:
         weights = model.fingerprint(request.model.weights)
@@ -77,8 +76,9 @@ def request_dependencies(request: RunRequest, model: Model, source: InputSource)
         "the model": f"{model.name} {hashlib.sha256(config).hexdigest()[:8]} {names}",
         "the weights (-M)": weights,
         "the tokenizer or image processor": companions_fingerprint(folders),
-        "the input": input_fingerprint(request.input, source),
-        "the microbatch size (-u)": str(request.microbatch_size),
+        "the input": source,
+        # A row of a decoder's step has the same bits whatever else is in it.
+        "the microbatch size (-u)": "any" if model.family.decodes else str(request.microbatch_size),
         "--kernels": request.model.kernels,
     }
 
@@ -105,4 +105,5 @@ def plan_dependencies(plan: Plan) -> Mapping[str, str]:
         "--clamp": "any" if plain else compression.clamp,
         "--link-transform": "any" if plain else compression.link_transform,
         "the layers of the stages": "any" if plain else ",".join(map(str, plan.schedule.partition())),
+        **({} if plan.steps is None else {"--context": str(plan.steps.context)}),
     }

@@ -45,13 +45,13 @@ __all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue"]
 class Listener(Protocol):
     """Hears of one sequence, in the thread that collects; it must not wait."""
 
-    def grew(self, piece: Piece) -> None:
+    def grew(self, sequence: int, piece: Piece) -> None:
         """Take another token, with the text that became certain."""
 
-    def ended(self, answer: WrittenAnswer) -> None:
+    def ended(self, sequence: int, answer: WrittenAnswer) -> None:
         """Take the whole answer."""
 
-    def failed(self, error: RequestError) -> None:
+    def failed(self, sequence: int, error: RequestError) -> None:
         """Hear why the sequence has no answer."""
 
 
@@ -132,10 +132,8 @@ class StepQueue:
         clock: Clock in seconds.
     """
 
-    total: int | None = None
     max_tokens: int | None = None
     pixels: PixelTable | None = None
-    skipped: tuple[SkippedItem, ...] = ()
     unfinished: Path | None = None
     lanes: tuple[Lane, ...] = ()
     fetching = ThreadState.IDLE
@@ -148,6 +146,10 @@ class StepQueue:
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.total: int | None = None
+        """Number of answers of the run, or None if there is no end."""
+        self.skipped: tuple[SkippedItem, ...] = ()
+        """Prompts without an answer, and why."""
         self.figures = TokenFigures()
         self.started = threading.Event()
         """Set once the pipeline is ready, or will never be."""
@@ -314,13 +316,13 @@ class StepQueue:
                     piece = sequence.generation.take(values)
                 except RequestError as error:
                     ended.append(number)
-                    told.append(_failed(sequence.listener, error))
+                    told.append(_failed(sequence.listener, number, error))
                     continue
                 drawn[number] = piece.drawn.token
-                told.append(_grew(sequence.listener, piece))
+                told.append(_grew(sequence.listener, number, piece))
                 if piece.finish_reason is not None:
                     ended.append(number)
-                    told.append(_ended(sequence.listener, sequence.generation))
+                    told.append(_ended(sequence.listener, number, sequence.generation))
         now = self._clock()
         with self._changed:
             self._scheduler.finished(step.number, drawn, ended)
@@ -365,13 +367,13 @@ class StepQueue:
         self.started.set()
 
 
-def _grew(listener: Listener, piece: Piece) -> Callable[[], None]:
-    return lambda: listener.grew(piece)
+def _grew(listener: Listener, sequence: int, piece: Piece) -> Callable[[], None]:
+    return lambda: listener.grew(sequence, piece)
 
 
-def _ended(listener: Listener, generation: Generation) -> Callable[[], None]:
-    return lambda: listener.ended(generation.answer())
+def _ended(listener: Listener, sequence: int, generation: Generation) -> Callable[[], None]:
+    return lambda: listener.ended(sequence, generation.answer())
 
 
-def _failed(listener: Listener, error: RequestError) -> Callable[[], None]:
-    return lambda: listener.failed(error)
+def _failed(listener: Listener, sequence: int, error: RequestError) -> Callable[[], None]:
+    return lambda: listener.failed(sequence, error)

@@ -1,40 +1,49 @@
-"""The ends of a run that generates text: prompts from the command line, and answers.
+"""The ends of a run that generates text: prompts from the command line or files, and their answers.
 
 prompts ──> StepQueue ──> pipeline ──> StepQueue ──pieces──> terminal
-^                          │
+^                          └───answers──> AnswerWriter ──> file, in input order
 └──────── the next prompt, when one is answered
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
 from pipeedge.base.crew import Closed
-from pipeedge.base.errors import InputError, ModelError, PipeEdgeError, RequestError
+from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.files import OutputFile, check_writable
-from pipeedge.base.json_file import find_json
 from pipeedge.base.streams import print_result
 from pipeedge.data import DataEnds, Microbatch
-from pipeedge.data.companions import companion_directories, companion_file
-from pipeedge.data.opening import with_companions
+from pipeedge.data.answers import AnswerWriter
+from pipeedge.data.companions import companion_directories
+from pipeedge.data.opening import expanded, with_companions
+from pipeedge.data.prompts import (
+    PromptRows,
+    open_vocabulary,
+    prompts_fingerprint,
+    read_generation_defaults,
+    read_prompts,
+)
 from pipeedge.data.protected_files import check_run_outputs
-from pipeedge.data.tokenizer_files import TOKENIZER_FILES, read_backend
+from pipeedge.data.results import check_output_path
+from pipeedge.data.source import SkippedItem
+from pipeedge.data.unfinished import Found
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt, PromptMaker
-from pipeedge.decoding.sampling import GenerationDefaults, Sampling, read_generation_config
-from pipeedge.decoding.vocabulary import Vocabulary
+from pipeedge.decoding.sampling import Sampling
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.request.config import RunRequest
+from pipeedge.request.files import STANDARD_OUTPUT
 from pipeedge.request.generation import GenerationRequest
+from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.step_queue import StepQueue
 
-__all__ = ["Asked", "open_text_ends", "read_defaults", "requested_sampling"]
+__all__ = ["TextMaker", "for_terminals", "open_text_ends"]
 
 _OPTIONS = (
     "temperature",
@@ -66,75 +75,80 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     for option, path in (("--report", request.output.report), ("--trace", request.output.trace)):
         if path is not None:
             check_writable(path, option)
-    asked = Asked.open(request, model)
-    if request.generation.prompt is None:
-        raise RequestError(f"{model.name} generates text: give --prompt TEXT")
-    prompt = asked.maker.from_text(request.generation.prompt)
-    queue = asked.queue()
-    queue.total = 1
-    return DataEnds(queue, _PromptSink(queue, [prompt]), replaced=replaced)
+    results = request.results
+    if results is not None:
+        check_output_path(results, model)
+    maker = TextMaker.open(request, model)
+    rows = _prompts(request, model, maker)
+    found: Found | None = None
+    note: str | None = None
+    depends_on: Mapping[str, str] = {}
+    if results not in (None, STANDARD_OUTPUT):
+        found, note = find_rows(results, resume=request.output.resume)
+        depends_on = request_dependencies(
+            request, model, prompts_fingerprint(rows.prompts, request.input.seed)
+        )
+    kept = frozenset() if found is None else found.numbers
+    prompts = tuple(prompt for prompt in rows.prompts if prompt.item not in kept)
+    writer = AnswerWriter(results, prompts, maker.prompts.vocabulary, depends_on, found, made_with())
+    queue = maker.queue()
+    queue.total = sum(prompt.sampling.n for prompt in prompts)
+    queue.skipped = rows.skipped
+    sink = _PromptSink(queue, prompts, writer, shows=request.generation.prompt is not None, request=request)
+    notes = () if note is None else (note,)
+    return DataEnds(
+        queue, sink, replaced=replaced, notes=notes, tokens=lambda: queue.figures.completion_tokens
+    )
 
 
-class Asked:
-    """Everything that turns what people write into prompts, and tokens into text.
+def _prompts(request: RunRequest, model: DecoderModel, maker: TextMaker) -> PromptRows:
+    if request.generation.prompt is not None:
+        return PromptRows((maker.prompts.from_text(request.generation.prompt),), total=1)
+    if not request.input.paths:
+        raise InputError(
+            f"{model.name} generates text: give --prompt TEXT, or --input with a file of prompts"
+        )
+    return read_prompts(
+        expanded(request.input.paths),
+        maker.prompts,
+        limit=request.input.max_items,
+        skip_bad=request.input.skip_bad_input,
+    )
 
-    Args:
-        maker: Makes prompts.
-        defaults: What the model's own file says of its answers.
-        seed: Seed of the run.
-    """
 
-    def __init__(self, maker: PromptMaker, defaults: GenerationDefaults, seed: int) -> None:
-        self.maker = maker
-        self._defaults = defaults
-        self._seed = seed
+@dataclass(frozen=True)
+class TextMaker:
+    """Everything that turns what people write into prompts, and tokens into text."""
+
+    prompts: PromptMaker
+    end_tokens: frozenset[int]
+    """The model's tokens that end an answer."""
+    seed: int
+    """Seed of the run."""
 
     @classmethod
-    def open(cls, request: RunRequest, model: DecoderModel) -> Asked:
+    def open(cls, request: RunRequest, model: DecoderModel) -> TextMaker:
         """Read the tokenizer of a model, and its own options of answers.
 
         Raises:
             RequestError: A file is missing or cannot be used.
         """
-        defaults = read_defaults(model)
+        defaults = read_generation_defaults(model)
+        directories = companion_directories(with_companions(request), model)
         maker = PromptMaker(
-            _open_vocabulary(request, model),
-            requested_sampling(request.generation, defaults.sampling),
+            open_vocabulary(model, directories),
+            _requested(request.generation, defaults.sampling),
             request.cache.context or model.max_tokens,
             request.generation.raw,
         )
-        return cls(maker, defaults, request.input.seed)
+        return cls(maker, defaults.end_tokens, request.input.seed)
 
     def queue(self) -> StepQueue:
         """Return a queue for the prompts."""
-        ends = self._defaults.end_tokens
-        return StepQueue(self.maker.vocabulary, end_tokens=ends, seed=self._seed)
+        return StepQueue(self.prompts.vocabulary, end_tokens=self.end_tokens, seed=self.seed)
 
 
-def _open_vocabulary(request: RunRequest, model: DecoderModel) -> Vocabulary:
-    directories = companion_directories(with_companions(request), model)
-    path = companion_file(model.name, directories, TOKENIZER_FILES)
-    if path is None:
-        where = " or ".join(map(str, directories)) or "a model directory and name that with -m"
-        raise InputError(f"{model.name} has no tokenizer here: put its tokenizer.json into {where}")
-    return Vocabulary(read_backend(path), path, model.name, model.config.vocab)
-
-
-def read_defaults(model: DecoderModel) -> GenerationDefaults:
-    """Return what the generation_config.json of a model says of its answers.
-
-    Raises:
-        ModelError: It has nonsense.
-    """
-    directory = model.directory
-    path = Path("generation_config.json") if directory is None else directory / "generation_config.json"
-    found: list[dict[str, Any]] = [
-        find_json(one, dict, ModelError) or {} for one in (path, path.with_name("config.json"))
-    ]
-    return read_generation_config(found[0], found[1], str(path), model.config.vocab)
-
-
-def requested_sampling(given: GenerationRequest, base: Sampling) -> Sampling:
+def _requested(given: GenerationRequest, base: Sampling) -> Sampling:
     """Return ``base`` with the options that were given."""
     found = {name: value for name in _OPTIONS if (value := getattr(given, name)) is not None}
     if given.greedy:
@@ -143,40 +157,73 @@ def requested_sampling(given: GenerationRequest, base: Sampling) -> Sampling:
 
 
 class _PromptSink:
-    """Asks for the answers to prompts, one after the other, and prints them as they grow."""
+    """Asks for the answers to prompts, some at a time, and writes or prints them.
 
-    unfinished: Path | None = None
+    Args:
+        queue: Queue to ask.
+        prompts: The prompts, in input order.
+        writer: Writes the answers.
+        shows: Whether to print each answer as it grows.
+        request: Request of the data rank.
+    """
 
-    def __init__(self, queue: StepQueue, prompts: Sequence[Prompt]) -> None:
+    def __init__(
+        self,
+        queue: StepQueue,
+        prompts: Sequence[Prompt],
+        writer: AnswerWriter,
+        *,
+        shows: bool,
+        request: RunRequest,
+    ) -> None:
         self._queue = queue
         self._prompts: Iterator[Prompt] = iter(prompts)
-        self._error: PipeEdgeError | None = None
+        self._writer = writer
+        self._shows = shows
+        self._skips = request.input.skip_bad_input
+        self._ahead = 2 * request.microbatch_size
+        self._asked = 0
+        """Sequences that have no answer yet."""
+        self._error: InputError | None = None
 
     @property
     def items(self) -> int:
         """Number of answers."""
         return self._queue.items
 
+    @property
+    def unfinished(self) -> Path | None:
+        """Path of the answers that a later run can go on from, or None if there are none."""
+        return self._writer.unfinished
+
     def add_dependencies(self, depends_on: Mapping[str, str]) -> None:
-        """Do nothing: what is printed is not kept."""
+        """Hear what the answers depend on besides the request; errors are those of the writer."""
+        self._writer.add_dependencies(depends_on)
 
     def __enter__(self) -> _PromptSink:
-        """Ask for the first answer: the pipeline is ready."""
+        """Ask for the first answers: the pipeline is ready."""
+        self._writer.__enter__()
         self._queue.__enter__()
         self._ask()
         return self
 
     def _ask(self) -> None:
-        prompt = next(self._prompts, None)
-        if prompt is None:
-            self._queue.drain()
-            return
-        try:
-            self._queue.submit(prompt, self)
-        except Closed:
-            return
-        except RequestError as error:
-            self.failed(error)
+        """Ask for more answers, as long as not enough sequences wait; end the run after the last."""
+        while self._asked < self._ahead:
+            prompt = next(self._prompts, None)
+            if prompt is None:
+                if not self._asked:
+                    self._queue.drain()
+                return
+            heard = _Heard(self, prompt)
+            try:
+                for choice in range(prompt.sampling.n):
+                    heard.sequences.add(self._queue.submit(prompt, heard, choice=choice))
+                    self._asked += 1
+            except Closed:
+                return
+            except RequestError as error:
+                self._leave_out(heard, error)
 
     def write(self, microbatch_number: int, outputs: torch.Tensor, microbatch: Microbatch) -> None:
         """Choose the tokens that a step decides."""
@@ -188,29 +235,75 @@ class _PromptSink:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the run; raise the reason why a prompt has no answer, if one has none."""
+        """Complete the file; raise the reason why a prompt has no answer, if one has none."""
         self._queue.__exit__(kind, error, traceback)
         if error is None and self._error is not None:
-            raise self._error
+            kind, error = type(self._error), self._error
+            self._writer.__exit__(kind, error, traceback)
+            raise error
+        self._writer.__exit__(kind, error, traceback)
 
-    # -- the listener of each sequence -----------------------------------------------------------
+    # -- heard of one sequence --------------------------------------------------------------------
 
     def grew(self, piece: Piece) -> None:
         """Print the text that became certain."""
-        if piece.text:
-            print_result(_for_terminals(piece.text), end="")
+        if self._shows and piece.text:
+            print_result(for_terminals(piece.text), end="")
 
     def ended(self, answer: WrittenAnswer) -> None:
-        """End the line, and ask for the next answer."""
-        print_result("")
+        """Write an answer, and ask for the next one."""
+        if self._shows:
+            print_result("")
+        self._writer.write(answer)
+        self._asked -= 1
         self._ask()
 
-    def failed(self, error: RequestError) -> None:
+    def failed(self, heard: _Heard, error: RequestError) -> None:
         """Keep the reason, and ask for the next answer."""
-        self._error = self._error or error
+        self._leave_out(heard, error)
         self._ask()
 
+    def _leave_out(self, heard: _Heard, error: RequestError) -> None:
+        """Give up all answers to a prompt."""
+        prompt = heard.prompt
+        for sequence in heard.sequences:
+            self._queue.cancel(sequence)
+        self._asked -= len(heard.sequences)
+        heard.sequences.clear()
+        line = f"{prompt.source}: {error}"
+        if not self._skips or self._shows:
+            hint = "" if self._shows else "; --skip-bad-input leaves such rows out"
+            self._error = self._error or InputError(f"{line}{hint}")
+            return
+        self._queue.skipped = (*self._queue.skipped, SkippedItem(prompt.source, line))
+        self._writer.leave_out(prompt.item)
 
-def _for_terminals(text: str) -> str:
+
+@dataclass(frozen=True)
+class _Heard:
+    """Listener of the answers to one prompt."""
+
+    sink: _PromptSink
+    prompt: Prompt
+    sequences: set[int] = field(default_factory=set)
+    """Sequences that have no answer yet."""
+
+    def grew(self, sequence: int, piece: Piece) -> None:
+        """Take another token."""
+        self.sink.grew(piece)
+
+    def ended(self, sequence: int, answer: WrittenAnswer) -> None:
+        """Take the whole answer, unless the prompt was given up."""
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
+            self.sink.ended(answer)
+
+    def failed(self, sequence: int, error: RequestError) -> None:
+        """Hear why there is no answer."""
+        if sequence in self.sequences:
+            self.sink.failed(self, error)
+
+
+def for_terminals(text: str) -> str:
     """Return text without characters that would control a terminal."""
     return "".join(one if one in "\n\t" or one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

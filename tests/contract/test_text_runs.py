@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from pipeedge.models.decoder import find_decoder
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
+from pipeedge.run.step_queue import StepQueue
 
 PUZZLES = ROOT / "pipeedge" / "assets" / "llama-puzzles"
 END = 3
@@ -90,3 +94,100 @@ def test_text_is_that_of_one_process(
     ranks = run_ranks(world, *options, "--prompt", "Sort 5 2 9 1.", "--quiet")
     assert [rank.error for rank in ranks] == [None] * world
     assert capsys.readouterr().out == answer_of_one_process(vocabulary, "Sort 5 2 9 1.", dtype) + "\n"
+
+
+def answers(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_answers_are_in_input_order_and_the_same_for_any_number_at_a_time(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "Spell house."}], "logprobs": 1},
+        {"prompt_token_ids": [1, 50, 60, 3, 2], "max_tokens": 8, "temperature": 1, "seed": 7},
+        {"prompt": "What is 1 + 2? ", "max_tokens": 3, "n": 2, "temperature": 1.5},
+        *({"messages": [{"role": "user", "content": f"What is {n} + 7?"}]} for n in range(20)),
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    outputs, reports = [tmp_path / f"{n}.jsonl" for n in range(2)], [tmp_path / f"{n}.json" for n in range(2)]
+    options = ("--input", prompts, "--quiet")
+    cut = ("-pt", "1,5,6,16", "--output", outputs[0], "--report", reports[0], "-u", 5)
+    (alone,) = run_ranks(1, *options, "-u", 1, "--output", outputs[1], "--report", reports[1])
+    both = run_ranks(2, *options, *cut)
+    assert [rank.error for rank in (alone, *both)] == [None] * 3
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    written = answers(outputs[0])
+    assert [(one["item"], one.get("choice", 0)) for one in written] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        *((item, 0) for item in range(3, 23)),
+    ]
+    assert written[0]["text"] == "h-o-u-s-e"
+    assert "logprobs" in written[0]
+    texts = [json.loads(path.read_text())["text"] for path in reports]
+    for figures in texts:
+        assert figures["completion_tokens"] == sum(len(one["token_ids"]) for one in written)  # type: ignore[arg-type]
+        assert figures["prefill_tokens_per_s"] > 0 < figures["decode_tokens_per_s"]
+    assert sum(texts[0]["cache_bytes"]) == 5 * texts[1]["cache_bytes"][0]
+
+
+def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("".join(f"What is {n} + 7?\n" for n in range(12)))
+    options = ("--input", prompts, "--output", output, "--quiet", "-u", 3)
+    write = StepQueue.write
+    steps: list[int] = []
+
+    def fail_after_some(self: StepQueue, number: int, *rest: Any) -> None:
+        if number == 8:
+            raise PipeEdgeError("power failure")
+        write(self, number, *rest)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(StepQueue, "write", fail_after_some)
+        (first,) = run_ranks(1, *options)
+    assert str(first.error) == "power failure"
+    assert not output.exists()
+    (other,) = run_ranks(1, *options, "--resume", "--temperature", 0.5)
+    assert "--resume" in str(other.error)
+    other.error = None  # with its traceback, which keeps the unfinished output open
+    gc.collect()
+
+    def count_steps(self: StepQueue, number: int, *rest: Any) -> None:
+        steps.append(number)
+        write(self, number, *rest)
+
+    monkeypatch.setattr(StepQueue, "write", count_steps)
+    (second,) = run_ranks(1, *options, "--resume")
+    assert second.error is None
+    (whole,) = run_ranks(1, "--input", prompts, "--output", tmp_path / "whole.jsonl", "--quiet")
+    assert whole.error is None
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--on-failure", "continue"), "--on-failure continue"),
+        (("--kernels", "torch"), "--kernels torch"),
+        (("--serve", 8080), "--serve"),
+        (("--dtype", "float16"), "--dtype float16"),
+        (("--context", 257, "--prompt", "Spell a."), "--context 257"),
+        (("--context", 256, "--cache-mb", 0.01, "--prompt", "Spell a."), "--cache-mb"),
+        (("--dataset-name", "CoLA"), "--dataset-name CoLA"),
+        ((), "--prompt TEXT"),
+        (("--prompt", "x" * 256), "the context of 256"),
+    ],
+)
+def test_what_a_decoder_cannot_do_is_one_line(options: Sequence[object], words: str) -> None:
+    (rank,) = run_ranks(1, *options, "--quiet")
+    assert isinstance(rank.error, PipeEdgeError)
+    assert words in str(rank.error)
+    assert rank.error.exit_code in (2, 3)
+
+
+def test_an_encoder_has_no_options_of_decoders() -> None:
+    (rank,) = run_ranks(1, "--context", 10, model=Path("vit-digits"))
+    assert str(rank.error) == "--context: vit-digits does not generate text (docs/decoders.md)"
