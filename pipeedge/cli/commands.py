@@ -168,6 +168,12 @@ COMMANDS = (
         "pipeedge.train.options:train_parser",
     ),
     Command(
+        "config",
+        "print the options of a program, and where each comes from",
+        "pipeedge.cli.config",
+        "pipeedge.cli.config:config_parser",
+    ),
+    Command(
         "completion",
         "print the completion script of a shell",
         "pipeedge.cli.completion",

@@ -18,11 +18,12 @@ from pipeedge.base.streams import end
 from pipeedge.models.registry import find_outline
 from pipeedge.plan.sched_pipeline import PROGRAM, find_executable
 from pipeedge.request.config import ModelRequest
+from pipeedge.request.configured import CONFIG_OPTION, read_configured
 from pipeedge.request.declared import option_of, options_of
 from pipeedge.request.parsing import OneLineParser
 from pipeedge.request.scheduling import ScheduleRequest
 
-__all__ = ["main", "schedule_parser", "with_input_bytes"]
+__all__ = ["main", "schedule_parser", "with_configured", "with_input_bytes"]
 
 
 def main() -> NoReturn:
@@ -33,7 +34,29 @@ def main() -> NoReturn:
 
 def _become() -> None:
     # It calls itself by its first argument, in usage and messages.
-    os.execv(find_executable(), [program_name(PROGRAM), *with_input_bytes(sys.argv[1:])])  # noqa: S606
+    words = with_configured(sys.argv[1:])
+    os.execv(find_executable(), [program_name(PROGRAM), *with_input_bytes(words)])  # noqa: S606
+
+
+def with_configured(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with what a file adds to it, and without the option that names the file.
+
+    Raises:
+        RequestError: The file is missing, or is not one of options.
+    """
+    configured = read_configured(arguments, PROGRAM)
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument(CONFIG_OPTION)
+    words = own.parse_known_args(arguments)[1]
+    given = {word.partition("=")[0] for word in words}
+    return [
+        *words,
+        *(
+            f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in configured.values.items()
+            if f"--{name}" not in given and value is not False
+        ),
+    ]
 
 
 def with_input_bytes(arguments: Sequence[str]) -> list[str]:

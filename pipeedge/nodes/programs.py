@@ -10,6 +10,7 @@ their types (``messages``).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -70,7 +71,16 @@ def rank_words(
         planning: Files with which rank 0 plans.
     """
     return (
-        *("run", str(rank), str(request.world), *model, "--ubatch-size", str(request.batch_size)),
+        *(
+            "run",
+            str(rank),
+            str(request.world),
+            "--config",
+            os.devnull,
+            *model,
+            "--ubatch-size",
+            str(request.batch_size),
+        ),
         *("--addr", request.addr, "--port", str(request.port), "--key", "-", "--comm", "tcp"),
         *("--on-failure", "continue", "--timeout", f"{request.timeout_s:g}", "--serve", str(request.serve)),
         *(() if planning is None else planning.words()),
@@ -86,7 +96,15 @@ def profile_words(request: Profile, model: tuple[str, ...], results: Path) -> tu
         results: File for the results.
     """
     return (
-        *("profile", *model[:2], "--random-weights", "--batch-size", str(request.batch_size)),
+        *(
+            "profile",
+            "--config",
+            os.devnull,
+            *model[:2],
+            "--random-weights",
+            "--batch-size",
+            str(request.batch_size),
+        ),
         *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", "1"))),
         *("--results-yml", str(results)),
     )

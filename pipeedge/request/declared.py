@@ -155,9 +155,10 @@ class Option:
         elif "choices" not in arguments:
             metavar = _METAVARS.get(arguments.get("type"), self.flags[-1].lstrip("-").upper())
             arguments.setdefault("metavar", metavar)
-        group.add_argument(
+        action: Any = group.add_argument(
             *self.flags, dest=self.dest, default=argparse.SUPPRESS, help=self._help(), **arguments
         )
+        action.variable, action.declared = self.variable, self.default
 
     def _help(self) -> str:
         shown = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["BEGINS", "LAUNCHED", "LAUNCHER", "Environment", "inherited_environment", "onednn_limit"]
+__all__ = ["BEGINS", "LAUNCHED", "LAUNCHER", "Environment", "inherited_environment", "is_set", "onednn_limit"]
 
 LAUNCHER = "PIPEEDGE_LAUNCHER"
 """Environment variable in which ``pipeedge-launch`` and ``train.py`` tell the processes that they start on
@@ -76,6 +76,11 @@ class Environment:
             launched=environ.get(LAUNCHED) == "1",
             variables=dict(environ),
         )
+
+
+def is_set(name: str) -> bool:
+    """Return whether an environment variable is set, and not empty."""
+    return bool(os.environ.get(name))
 
 
 def inherited_environment() -> dict[str, str]:

@@ -218,7 +218,7 @@ def runtime_parser() -> argparse.ArgumentParser:
 
 def doctor_parser() -> argparse.ArgumentParser:
     """Return the parser of ``pipeedge-doctor``: that of ``runtime.py`` and an option of its own."""
-    return _rank_parser(
+    parser = _rank_parser(
         _DOCTOR_SECTIONS,
         prog=program_name("pipeedge-doctor"),
         description="Check whether a run would work. Start it on each device with the arguments of "
@@ -227,9 +227,11 @@ def doctor_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 fit to run (warnings apart), 2 the request is wrong, 3 no feasible schedule, "
         "4 a rank or link is missing, 1 a fault of this program.",
     )
+    parser.shares_options = True
+    return parser
 
 
-def _rank_parser(sections: Iterable[Section], **texts: Any) -> argparse.ArgumentParser:
+def _rank_parser(sections: Iterable[Section], **texts: Any) -> OneLineParser:
     parser = OneLineParser(**texts, allow_abbrev=False)
     parser.add_argument(
         "RANK", nargs="?", type=int, help="number of this process, from 0 (left out under torchrun)"

@@ -12,6 +12,7 @@ from typing import NoReturn
 from pipeedge.base.errors import RequestError
 from pipeedge.base.streams import print_result
 from pipeedge.base.wording import hint, printable
+from pipeedge.request.configured import CONFIG_OPTION, configured_words, read_configured
 
 __all__ = [
     "OneLineParser",
@@ -31,6 +32,9 @@ _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose mistakes are ``RequestError``, one line each."""
 
+    shares_options = False
+    """Whether its section of a file may have options of another program, which it does not have itself."""
+
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise RequestError(f"{printable(message)} (see --help)")
@@ -44,12 +48,27 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> argparse.Namespace:
-        """Parse the command line; an unknown option is named with the known one that is closest to it."""
+        """Parse the command line, and what a file adds to it.
+
+        An unknown option is named with the known one that is closest to it.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        configured = read_configured(words, self.prog)
+        added = configured_words(self._option_actions(), words, configured, lenient=self.shares_options)
+        if not added:
+            return self._parse_words(words, namespace)
+        try:
+            return self._parse_words([*words, *added], namespace)
+        except RequestError as error:
+            self._parse_words(words, namespace)  # raises if the command line alone is wrong
+            raise RequestError(f"{printable(configured.path)}: {error}") from error
+
+    def _parse_words(self, args: Sequence[str], namespace: None) -> argparse.Namespace:
         try:
             parsed, unknown = self.parse_known_args(args, namespace)
         except RequestError:
             # argparse took the value of an unknown option for an argument.
-            option = self._unknown_option(sys.argv[1:] if args is None else args)
+            option = self._unknown_option(args)
             if option is None:
                 raise
             self.error(f"unknown option {option}{self.explain_unknown(option)}")
@@ -100,6 +119,12 @@ class OneLineParser(argparse.ArgumentParser):
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the options of every program: ``--version`` and ``--verbose``."""
     parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument(
+        CONFIG_OPTION,
+        type=path,
+        metavar="FILE",
+        help="file with options (pipeedge.toml, if the working directory has one)",
+    )
     parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
 
 

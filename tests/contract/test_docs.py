@@ -27,6 +27,7 @@ from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import COMMANDS as SCRIPTS
 from pipeedge.cli.completion import completion_parser
+from pipeedge.cli.config import config_parser
 from pipeedge.cli.fetch import parse_fetch
 from pipeedge.cli.key import key_parser
 from pipeedge.launch.main import parse_launch, plan_launch
@@ -77,6 +78,7 @@ PARSERS: dict[str, Parse] = {
     "tools/testbed.py": parse_testbed,
     "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
     "pipeedge completion": lambda argv: completion_parser().parse_args(argv),
+    "pipeedge config": lambda argv: config_parser().parse_args(argv),
     "pipeedge ask": lambda argv: parse_ask(argv, Environment()),
     "pipeedge down": lambda argv: parse_down(argv, Environment()),
     "pipeedge join": lambda argv: parse_join(argv, Environment()),

@@ -18,7 +18,7 @@ PICTURE = """
 base       wording backpressure interrupt crew channel machine heap lazy_exports pacing
            deferred_imports shapes payload errors ports archive fields files json_file json_types
            schedule streams yamlfile yamledit program guard console
-request    parsing declared environment scheduling files keys http_options generation config
+request    environment configured parsing declared scheduling files keys http_options generation config
            profiled options
 models     pooling architecture hub_config shapes weights.names family families.bert
            families.roberta families.distilbert families.mpnet families.albert families.electra
@@ -79,7 +79,7 @@ testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
 nodes      messages talk programs facts store pairing discovery identity peer remote_rank composing
            deployment node inviting options shown main commands
-cli        commands scripts fetch key schedule completion main
+cli        commands scripts fetch key schedule completion config main
 """
 """Packages and their modules. A module imports only earlier ones."""
 
