@@ -67,7 +67,7 @@ _IMAGE_DIMENSIONS = 3
 
 _SAID_BY = MappingProxyType(
     {
-        "-m/--model-name": "model",
+        "-m/--model": "model",
         "-u/--ubatch-size": "microbatch_size",
         "--max-waiting": "max_waiting",
     }

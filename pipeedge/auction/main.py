@@ -20,7 +20,7 @@ from pipeedge.auction.tables import BidTables, read_tables
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable, named_output
 from pipeedge.base.guard import guard
-from pipeedge.base.program import module_words, program_name
+from pipeedge.base.program import is_verbose, module_words, program_name
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.streams import end, print_result, say
 from pipeedge.base.wording import count, figure
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     def run() -> None:
         _take_part(parse_auction(sys.argv[1:], Environment.read()))
 
-    end(program, guard(program, run, verbose="--verbose" in sys.argv))
+    end(program, guard(program, run, verbose=is_verbose(sys.argv)))
 
 
 def _take_part(request: AuctionRequest) -> None:

@@ -257,4 +257,28 @@ def auction_parser() -> argparse.ArgumentParser:
     parser.add_argument("WORLD", type=int, help="number of processes")
     add_common(parser)
     add_sections(parser, SECTIONS)
+    parser.common = (
+        *(
+            "--addr",
+            "--host",
+            "--dev-type",
+            "--model",
+            "--ubatch-size",
+            "--key",
+        ),
+        *(
+            "--sched-models-file",
+            "--sched-dev-types-file",
+            "--scheduler",
+            "--dev-count",
+            "--deadline",
+            "--run",
+        ),
+    )
+    program = program_name("revauct.py")
+    parser.examples = (
+        f"{program} 0 2 -H pi1 -dt my-board --addr pi1        # on pi1",
+        f"{program} 1 2 -H pi2 -dt my-board --addr pi1        # on pi2",
+        f"{program} 0 2 -H pi1 -dt my-board --addr pi1 --run  # and run what was scheduled",
+    )
     return parser

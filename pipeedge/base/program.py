@@ -7,8 +7,9 @@ of them may not have the other, so messages and usage name programs in the way t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-__all__ = ["COMMAND", "COMMANDS", "module_words", "program_name"]
+__all__ = ["COMMAND", "COMMANDS", "is_verbose", "module_words", "program_name"]
 
 COMMAND = "pipeedge"
 COMMANDS = {
@@ -46,6 +47,12 @@ def module_words(script: str, module: str) -> tuple[str, ...]:
         module: Module of the program, which runs under the script's name.
     """
     return (COMMAND, COMMANDS[script]) if _is_command() else (module,)
+
+
+def is_verbose(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for the traceback of a failure."""
+    before = words[: words.index("--")] if "--" in words else words
+    return not {"-v", "--verbose"}.isdisjoint(before)
 
 
 def _is_command() -> bool:

@@ -54,13 +54,18 @@ def open_standard_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def log_warnings(program: str) -> None:
+def log_warnings(program: str, level: str = "warning") -> None:
     """Print the warnings of our own code, and nothing that libraries say about the data they are given.
 
     Anybody may send a server damaged images, or numbers out of range. The reply says what is wrong with them;
     warnings would only fill its standard error.
+
+    Args:
+        program: What each line begins with.
+        level: Least level of what is printed: error, warning, info or debug; the last two include what
+            libraries log.
     """
-    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format=f"{program}: %(message)s", level=level.upper())
     warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"(pipeedge|numpy|transformers)\b")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
-from pipeedge.base.program import COMMAND
+from pipeedge.base.program import COMMAND, is_verbose
 from pipeedge.base.streams import end, print_result
 from pipeedge.cli.commands import COMMANDS
 from pipeedge.request.parsing import OneLineParser, add_common, path
@@ -70,4 +70,4 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     def show() -> None:
         print_result(completion_script(completion_parser().parse_args(words).shell))
 
-    end(PROGRAM, guard(PROGRAM, show, verbose="--verbose" in words))
+    end(PROGRAM, guard(PROGRAM, show, verbose=is_verbose(words)))

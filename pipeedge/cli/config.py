@@ -10,7 +10,7 @@ from typing import NoReturn
 from pipeedge.base.console import Column, StandardOutput, print_table
 from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
-from pipeedge.base.program import COMMAND
+from pipeedge.base.program import COMMAND, is_verbose
 from pipeedge.base.streams import end, print_notice
 from pipeedge.base.wording import hint, printable
 from pipeedge.cli.commands import COMMANDS
@@ -91,7 +91,7 @@ def _text(value: object) -> str:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Print the table that the command line asks for, and end the process."""
     words = sys.argv[1:] if argv is None else argv
-    end(PROGRAM, guard(PROGRAM, lambda: _show(words), verbose="--verbose" in words))
+    end(PROGRAM, guard(PROGRAM, lambda: _show(words), verbose=is_verbose(words)))
 
 
 def _show(argv: Sequence[str]) -> None:

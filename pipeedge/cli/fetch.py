@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeedge.base.guard import guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype
@@ -30,7 +30,9 @@ def fetch_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "-m",
+        "--model",
         "--model-name",
+        dest="model_name",
         type=nonempty,
         nargs="+",
         action="extend",
@@ -80,7 +82,7 @@ def parse_fetch(argv: Sequence[str]) -> argparse.Namespace:
 def main() -> NoReturn:
     """Save the files that the command line asks for, and end the process."""
     program = program_name(PROGRAM)
-    end(program, guard(program, _fetch, verbose="--verbose" in sys.argv))
+    end(program, guard(program, _fetch, verbose=is_verbose(sys.argv)))
 
 
 def _fetch() -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import write_secret
 from pipeedge.base.guard import guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import printable
 from pipeedge.nodes.inviting import invite, make_default_key
@@ -54,7 +54,7 @@ def key_parser() -> argparse.ArgumentParser:
 def main() -> NoReturn:
     """Make the file that the command line asks for, and end the process."""
     program = program_name(PROGRAM)
-    end(program, guard(program, _make, verbose="--verbose" in sys.argv))
+    end(program, guard(program, _make, verbose=is_verbose(sys.argv)))
 
 
 def _make() -> None:

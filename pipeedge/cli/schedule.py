@@ -65,7 +65,8 @@ def with_input_bytes(arguments: Sequence[str]) -> list[str]:
     The scheduler's files have only the number of values of the input, and runs send pictures as bytes.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("-m", "--model-name", default=option_of(ModelRequest, "name").default)
+    parser.add_argument("-m", "--model", "--model-name", dest="model_name")
+    parser.set_defaults(model_name=option_of(ModelRequest, "name").default)
     parser.add_argument("--tokens", type=int)
     for name in ("--input-bytes", "--problem", "--format"):
         parser.add_argument(name)

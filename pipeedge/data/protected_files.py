@@ -78,7 +78,7 @@ def model_paths(model: Outline, weights: Path | None) -> Iterator[InputPath]:
         weights: Path given with ``-M``, or None for the model's own weights.
     """
     if model.directory is not None:
-        yield InputPath("-m/--model-name", model.directory)
+        yield InputPath("-m/--model", model.directory)
     if weights is not None:
         yield InputPath("-M/--model-file", weights)
     file = model.default_weights if weights is None else weights

@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 from pipeedge.base.guard import end_with, guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end, print_result
 from pipeedge.base.wording import printable
 from pipeedge.doctor.examine import examine
@@ -30,5 +30,5 @@ def main() -> NoReturn:
         found = examine(parse_doctor(sys.argv[1:], environment), lambda line: print_result(printable(line)))
 
     program = program_name(PROGRAM)
-    status = guard(program, run, verbose="--verbose" in sys.argv) or found
+    status = guard(program, run, verbose=is_verbose(sys.argv)) or found
     end(program, status)

@@ -18,7 +18,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.interrupt import interrupt
 from pipeedge.base.machine import processors
 from pipeedge.base.ports import free_port
-from pipeedge.base.program import module_words, program_name
+from pipeedge.base.program import is_verbose, module_words, program_name
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.streams import end, pass_on, print_result, say
 from pipeedge.launch.commands import (
@@ -93,7 +93,7 @@ def main() -> NoReturn:
         code = _launch(sys.argv[1:])
 
     program = program_name(PROGRAM)
-    status = guard(program, launch, verbose="--verbose" in _split_options(launch_parser(), sys.argv[1:])[0])
+    status = guard(program, launch, verbose=is_verbose(_split_options(launch_parser(), sys.argv[1:])[0]))
     end(program, status or code)
 
 

@@ -12,6 +12,7 @@ from pipeedge.base.console import StandardOutput
 from pipeedge.base.errors import InputError, PeerFailedError, PipeEdgeError, RequestError
 from pipeedge.base.files import write_whole
 from pipeedge.base.guard import guard
+from pipeedge.base.program import is_verbose
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import figure, printable
 from pipeedge.nodes.identity import read_key
@@ -54,7 +55,7 @@ _REPLY_S = 10.0
 def _program(command: str, run: Callable[[list[str], Environment], None]) -> NoReturn:
     name = f"pipeedge {command}"
     work = lambda: run(sys.argv[1:], Environment.read())  # noqa: E731
-    end(name, guard(name, work, verbose="--verbose" in sys.argv))
+    end(name, guard(name, work, verbose=is_verbose(sys.argv)))
 
 
 def up_main() -> NoReturn:

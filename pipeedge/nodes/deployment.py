@@ -255,7 +255,7 @@ class Deployment:
         kept = {node.name for node in nodes}
         peers = [peer for peer in peers if peer.name in kept]
         self._attempt.peers = tuple(peers)
-        own = dict(zip(model.words[::2], model.words[1::2], strict=True))["--model-name"]
+        own = dict(zip(model.words[::2], model.words[1::2], strict=True))["--model"]
         planning = compose(
             nodes,
             own,

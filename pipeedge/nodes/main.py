@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import NoReturn
 
 from pipeedge.base.guard import guard
+from pipeedge.base.program import is_verbose
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.nodes.discovery import Address, Announced, Discovery, Named, cluster_label
 from pipeedge.nodes.identity import own_membership, read_key
@@ -32,7 +33,7 @@ def main() -> NoReturn:
         guard(
             PROGRAM,
             lambda: serve(parse_node(sys.argv[1:], Environment.read())),
-            verbose="--verbose" in sys.argv,
+            verbose=is_verbose(sys.argv),
         ),
     )
 

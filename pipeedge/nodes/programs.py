@@ -52,11 +52,11 @@ def located(model: ModelPlace, models: Path) -> tuple[str, ...]:
         models: Directory with a directory for each model, by its digest.
     """
     if model.digest is None:
-        return ("--model-name", model.name)
+        return ("--model", model.name)
     directory = models / model.digest
     if model.weights is not None:
-        return ("--model-name", model.name, "--model-file", str(directory / model.weights))
-    return ("--model-name", str(directory / PurePath(model.name).name))
+        return ("--model", model.name, "--model-file", str(directory / model.weights))
+    return ("--model", str(directory / PurePath(model.name).name))
 
 
 def rank_words(

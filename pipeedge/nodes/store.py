@@ -185,7 +185,7 @@ class NodeStore:
         outline = find_any(name)
         directory = outline.directory
         if directory is not None and directory.parent == _PACKAGE_MODELS:
-            return OfferedModel(ModelPlace(outline.name), (), {}, ("--model-name", outline.name))
+            return OfferedModel(ModelPlace(outline.name), (), {}, ("--model", outline.name))
         if not outline.has_weights:
             tell(f"fetching the weights of {printable(name)}")
             outline.fetch_weights()
@@ -195,13 +195,13 @@ class NodeStore:
         words: tuple[str, ...]
         if directory is None:
             place = ModelPlace(outline.name, digest, outline.default_weights.name)
-            words = ("--model-name", outline.name, "--model-file", str(outline.default_weights.resolve()))
+            words = ("--model", outline.name, "--model-file", str(outline.default_weights.resolve()))
         else:
             plain = outline.name.rpartition("/")[2] or directory.name
             if not is_plain_name(plain):
                 plain = "model"
             place = ModelPlace(plain, digest)
-            words = ("--model-name", str(self._linked(directory, digest, plain)))
+            words = ("--model", str(self._linked(directory, digest, plain)))
         by_digest = {file.sha256: paths[file.name] for file in files}
         with self._lock:
             self._offered |= by_digest

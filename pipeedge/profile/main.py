@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn
 
 from pipeedge.base.guard import guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end, print_notice, print_result, say
 from pipeedge.base.wording import printable
 from pipeedge.profile.options import parse_device_types, parse_models, parse_profiler
@@ -24,7 +24,7 @@ DEVICE_TYPES_PROGRAM = "profiler_results_to_device_types.py"
 def main() -> NoReturn:
     """Run ``profiler.py``."""
     program = program_name(PROGRAM)
-    end(program, guard(program, _profiler, verbose="--verbose" in sys.argv))
+    end(program, guard(program, _profiler, verbose=is_verbose(sys.argv)))
 
 
 def main_models() -> NoReturn:
@@ -37,7 +37,7 @@ def main_models() -> NoReturn:
         convert_to_model(command, _say)
 
     program = program_name(MODELS_PROGRAM)
-    end(program, guard(program, convert, verbose="--verbose" in sys.argv))
+    end(program, guard(program, convert, verbose=is_verbose(sys.argv)))
 
 
 def main_device_types() -> NoReturn:
@@ -50,7 +50,7 @@ def main_device_types() -> NoReturn:
         convert_to_device_type(command, _say)
 
     program = program_name(DEVICE_TYPES_PROGRAM)
-    end(program, guard(program, convert, verbose="--verbose" in sys.argv))
+    end(program, guard(program, convert, verbose=is_verbose(sys.argv)))
 
 
 def _say(line: str) -> None:

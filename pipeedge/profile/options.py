@@ -114,7 +114,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
     emit = _emit_request(emitted)
     files = {"--results-yml", "--sched-models-file"}
     if "--synthetic" in flags:
-        _refuse_others("--synthetic", flags - {"--from", "--model-name"} - files - _EMITTING)
+        _refuse_others("--synthetic", flags - {"--from", "--model"} - files - _EMITTING)
         return SyntheticCommand(emit, **synthetic, **results, model_name=model.get("name"))
     if "--from" in flags:
         raise RequestError("--from has an effect only with --synthetic FACTOR; give that too")
@@ -129,7 +129,7 @@ def parse_profiler(argv: Sequence[str]) -> Command:
 
 def _sensitivity(arguments: argparse.Namespace, flags: set[str], model: ModelRequest) -> SensitivityCommand:
     allowed = {one.flags[-1] for one in options_of(SensitivityCommand)} - {"--sensitivity"}
-    _refuse_others("--sensitivity", flags - allowed - {"--model-name", "--model-file", "--device"})
+    _refuse_others("--sensitivity", flags - allowed - {"--model", "--model-file", "--device"})
     items, files = given(arguments, MeasureRequest), given(arguments, EmitRequest)
     shared = {"models_file": _own_file(DEFAULT_MODELS)} | items | files
     return SensitivityCommand(model=model, **shared, **given(arguments, SensitivityCommand))
@@ -234,4 +234,27 @@ def profiler_parser() -> argparse.ArgumentParser:
     )
     add_common(parser)
     add_sections(parser, SECTIONS)
+    parser.common = (
+        *(
+            "--model",
+            "--random-weights",
+            "--batch-size",
+            "--dtype",
+            "--tokens",
+            "--iterations",
+        ),
+        *(
+            "--dev-type",
+            "--bw-Mbps",
+            "--mem-MB",
+            "--results-yml",
+            "--agreement",
+            "--sensitivity",
+        ),
+    )
+    parser.examples = (
+        f"{program} -m google/vit-base-patch16-224 --random-weights -dt my-board --bw-Mbps 940",
+        f"{program} -m MODEL -dt my-board --dtype float32,int8 --agreement 200",
+        f"{program} --measure-link pi2     # while pi2 runs it with --serve-link",
+    )
     return parser

@@ -20,7 +20,7 @@ from pipeedge.base.files import (
     write_whole,
 )
 from pipeedge.base.guard import guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end
 from pipeedge.request.parsing import OneLineParser, add_common
 
@@ -106,7 +106,7 @@ def main() -> NoReturn:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     program = program_name(PROGRAM)
-    end(program, guard(program, report, verbose="--verbose" in sys.argv))
+    end(program, guard(program, report, verbose=is_verbose(sys.argv)))
 
 
 def make_report(request: ReportRequest, room: int | None = None) -> list[str]:

@@ -165,7 +165,8 @@ class ModelRequest:
 
     name: str = option(
         "google/vit-base-patch16-224",
-        "-m/--model-name",
+        "-m/--model",
+        older=("--model-name",),
         type=nonempty,
         metavar="NAME|DIR",
         obeyed_by=ObeyedBy.ALL,

@@ -122,7 +122,7 @@ def configured_words(
     added: list[str] = []
     for name, value in configured.values.items():
         action = by_name.get(name)
-        if action is None or name in ("help", "version", "config"):
+        if action is None or name in ("help", "help-all", "version", "config"):
             if lenient:
                 continue
             raise RequestError(

@@ -128,6 +128,8 @@ class Option:
     check: Check | None = None
     variable: str | None = None
     """Environment variable that applies if the option is not given, and not empty."""
+    older: tuple[str, ...] = ()
+    """Further names, which earlier versions had and which are still understood."""
     obeyed_by: ObeyedBy = ObeyedBy.EACH
     subject: str = ""
     """Name of the value in a message about ranks that disagree, for ``ObeyedBy.ALL``."""
@@ -156,9 +158,14 @@ class Option:
             metavar = _METAVARS.get(arguments.get("type"), self.flags[-1].lstrip("-").upper())
             arguments.setdefault("metavar", metavar)
         action: Any = group.add_argument(
-            *self.flags, dest=self.dest, default=argparse.SUPPRESS, help=self._help(), **arguments
+            *self.flags,
+            *self.older,
+            dest=self.dest,
+            default=argparse.SUPPRESS,
+            help=self._help(),
+            **arguments,
         )
-        action.variable, action.declared = self.variable, self.default
+        action.variable, action.declared, action.older = self.variable, self.default, self.older
 
     def _help(self) -> str:
         shown = f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -223,7 +230,7 @@ def option(default: Any, flags: str, help: str, **declared: Any) -> Any:  # noqa
             ``obeyed_by``, it is ``OBEYED_BY`` of the request's class, or each rank.
     """
     obeyed_by = declared.pop("obeyed_by", None)
-    own = {name: declared.pop(name) for name in ("check", "variable", "subject") & declared.keys()}
+    own = {name: declared.pop(name) for name in ("check", "variable", "subject", "older") & declared.keys()}
     made = Option(tuple(flags.split("/")), help, arguments=declared, **own)
     return dataclasses.field(default=default, metadata={_KEY: made, _OBEYED_BY: obeyed_by})
 

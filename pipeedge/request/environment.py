@@ -11,13 +11,24 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import RequestError
 
-__all__ = ["BEGINS", "LAUNCHED", "LAUNCHER", "Environment", "inherited_environment", "is_set", "onednn_limit"]
+__all__ = [
+    "BEGINS",
+    "LAUNCHED",
+    "LAUNCHER",
+    "Environment",
+    "inherited_environment",
+    "is_set",
+    "log_level",
+    "onednn_limit",
+]
 
 LAUNCHER = "PIPEEDGE_LAUNCHER"
 """Environment variable in which ``pipeedge-launch`` and ``train.py`` tell the processes that they start on
 this machine which process that was."""
 LAUNCHED = "PIPEEDGE_LAUNCHED"
 """Environment variable with which ``pipeedge-launch`` asks rank 0 to say ``BEGINS``."""
+_LOG = "PIPEEDGE_LOG"
+_LEVELS = ("error", "warning", "info", "debug")
 BEGINS = "the run begins"
 """Line that rank 0 prints on standard error once there is a plan, for the launcher alone."""
 
@@ -76,6 +87,18 @@ class Environment:
             launched=environ.get(LAUNCHED) == "1",
             variables=dict(environ),
         )
+
+
+def log_level(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the least level of what programs log.
+
+    Raises:
+        RequestError: The variable names none.
+    """
+    level = environ.get(_LOG) or "warning"
+    if level.lower() not in _LEVELS:
+        raise RequestError(f"the environment's {_LOG}={level!r} is no level: use one of {', '.join(_LEVELS)}")
+    return level.lower()
 
 
 def is_set(name: str) -> bool:

@@ -205,7 +205,7 @@ def parse_doctor(argv: Sequence[str], environment: Environment) -> DoctorCommand
 def runtime_parser() -> argparse.ArgumentParser:
     """Return the parser of ``runtime.py``."""
     program = program_name("runtime.py")
-    return _rank_parser(
+    parser = _rank_parser(
         SECTIONS,
         prog=program,
         description="Run one rank of a pipeline. Start one on each device, all with the same options; "
@@ -214,6 +214,20 @@ def runtime_parser() -> argparse.ArgumentParser:
         f"'{program} 1 2 -pt 1,24,25,48 --addr FIRST' on the second. Exit status: 0 done, 2 the request is "
         "wrong, 3 no feasible schedule, 4 another rank failed, 1 a fault of this program.",
     )
+    parser.common = _COMMON
+    parser.examples = (
+        f"{program} 0 1 -m vit-digits --output predictions.csv    # the included model, in one process",
+        f"{program} 0 2 -m MODEL --input photos/ --addr pi1       # the first of two, on pi1",
+        f"{program} 1 2 -m MODEL --input photos/ --addr pi1       # the second, on another machine",
+    )
+    return parser
+
+
+_COMMON = (
+    *("--model", "--input", "--prompt", "--output", "--ubatch-size", "--addr", "--key", "--partition"),
+    *("--dtype", "--serve", "--report", "--dry-run"),
+)
+"""Long names of the options that ``--help`` shows."""
 
 
 def doctor_parser() -> argparse.ArgumentParser:
@@ -228,6 +242,13 @@ def doctor_parser() -> argparse.ArgumentParser:
         "4 a rank or link is missing, 1 a fault of this program.",
     )
     parser.shares_options = True
+    parser.common = (*_COMMON[:-2], "--comm", "--neighbors-file")
+    program = program_name("pipeedge-doctor")
+    parser.examples = (
+        f"{program} 0 1 -m vit-digits                     # this machine alone",
+        f"{program} 0 2 -m MODEL --addr pi1               # on pi1",
+        f"{program} 1 2 -m MODEL --addr pi1               # on another machine",
+    )
     return parser
 
 

@@ -32,12 +32,34 @@ _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose mistakes are ``RequestError``, one line each."""
 
+    common: tuple[str, ...] = ()
+    """Long names of the options that ``--help`` shows; all, if empty."""
+    examples: tuple[str, ...] = ()
+    """Command lines that ``--help`` shows where it does not show all options."""
     shares_options = False
     """Whether its section of a file may have options of another program, which it does not have itself."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line."""
         raise RequestError(f"{printable(message)} (see --help)")
+
+    def format_help(self) -> str:
+        """Return the text of ``--help``: the options that most people use, if there are many."""
+        if not self.common:
+            return super().format_help()
+        formatter = self._get_formatter()
+        positional = [action for action in self._actions if not action.option_strings]
+        formatter.add_usage(f"{self.prog} {' '.join(action.dest for action in positional)} [options]", [], [])
+        formatter.add_text(self.description)
+        formatter.start_section("options that most people use")
+        by_name = {name: action for action in self._actions for name in action.option_strings}
+        formatter.add_arguments([by_name[name] for name in self.common])
+        formatter.end_section()
+        examples = "\n".join(f"  {line}" for line in self.examples)
+        return (
+            f"{formatter.format_help()}\nexamples:\n{examples}\n\n"
+            f"'{self.prog} {_HELP_ALL}' shows all options, by section, and what the exit status means.\n"
+        )
 
     def _print_message(self, message: str, file: object = None) -> None:
         # argparse would pass over a message that cannot be printed.
@@ -116,8 +138,33 @@ class OneLineParser(argparse.ArgumentParser):
                     yield from parser._actions
 
 
+_HELP_ALL = "--help-all"
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all options."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print it and end the program."""
+        print_result(argparse.ArgumentParser.format_help(parser), end="")
+        parser.exit()
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Help in which options have their present names only, and one placeholder for all of them."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = [name for name in action.option_strings if name not in getattr(action, "older", ())]
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        return f"{', '.join(names)}{value}"
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every program: ``--version`` and ``--verbose``."""
+    """Add the options of every program: ``--version``, ``--config`` and ``--verbose``."""
+    parser.formatter_class = _Formatter
+    parser.add_argument(_HELP_ALL, action=_HelpAll, nargs=0, help="show all options, by section, and exit")
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument(
         CONFIG_OPTION,
@@ -125,7 +172,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with options (pipeedge.toml, if the working directory has one)",
     )
-    parser.add_argument("--verbose", action="store_true", help="print the traceback of a failure")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the traceback of a failure")
 
 
 def _version() -> str:

@@ -20,10 +20,10 @@ from pipeedge.base.guard import end_with, guard
 from pipeedge.base.heap import lasting_imports, share_one_heap
 from pipeedge.base.interrupt import ending_at_once, interrupt
 from pipeedge.base.machine import quota_threads
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end, log_warnings, print_result, say
 from pipeedge.base.wording import printable
-from pipeedge.request.environment import BEGINS, Environment
+from pipeedge.request.environment import BEGINS, Environment, log_level
 from pipeedge.request.options import parse_runtime
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ PROGRAM = "runtime.py"
 def main() -> NoReturn:
     """Run the rank that the command line asks for, and end the process."""
     program = program_name(PROGRAM)
-    log_warnings(program)
-    end(program, guard(program, _run, verbose="--verbose" in sys.argv))
+    end(program, guard(program, _run, verbose=is_verbose(sys.argv)))
 
 
 def _run() -> None:
+    log_warnings(program_name(PROGRAM), log_level())
     environment = Environment.read()
     if environment.launcher is not None:
         end_with(environment.launcher)

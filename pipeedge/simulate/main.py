@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 from pipeedge.base.guard import guard
-from pipeedge.base.program import program_name
+from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.streams import end, say
 from pipeedge.simulate.options import parse_simulate
 
@@ -18,7 +18,7 @@ PROGRAM = "pipeedge-simulate"
 def main() -> NoReturn:
     """Simulate what the command line asks for, and end the process."""
     program = program_name(PROGRAM)
-    end(program, guard(program, _simulate, verbose="--verbose" in sys.argv))
+    end(program, guard(program, _simulate, verbose=is_verbose(sys.argv)))
 
 
 def _simulate() -> None:

@@ -331,4 +331,28 @@ def simulate_parser() -> argparse.ArgumentParser:
     )
     add_common(parser)
     add_sections(parser, SECTIONS)
+    parser.common = (
+        *(
+            "--model",
+            "--sched-models-file",
+            "--sched-dev-types-file",
+            "--sched-dev-file",
+            "--batch-size",
+            "--ubatch-size",
+        ),
+        *(
+            "--partition",
+            "--objective",
+            "--plan",
+            "--dtype",
+            "--lose",
+            "--report",
+        ),
+    )
+    program = program_name("pipeedge-simulate")
+    parser.examples = (
+        f"{program} -sm models.yml -sdt device_types.yml -sd devices.yml",
+        f"{program} -sm models.yml -sdt device_types.yml -sd devices.yml --report what-if.html",
+        f"{program} -sm models.yml -sdt device_types.yml -sd devices.yml --lose 1@10",
+    )
     return parser

@@ -21,6 +21,7 @@ from typing import NoReturn
 from pipeedge.base.errors import RequestError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs
 from pipeedge.base.guard import guard
+from pipeedge.base.program import is_verbose
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import count, figure
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS
@@ -38,7 +39,7 @@ _SSH_WITH_VALUE = frozenset("bcDeFiIlLmoOpPQRsSwW")
 
 def main() -> NoReturn:
     """Run the command line's action, and end the process."""
-    end(PROGRAM, guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose="--verbose" in sys.argv[1:2]))
+    end(PROGRAM, guard(PROGRAM, lambda: _run(sys.argv[1:]), verbose=is_verbose(sys.argv[1:2])))
 
 
 def _run(argv: Sequence[str]) -> None:

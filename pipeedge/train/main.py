@@ -24,11 +24,11 @@ from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.interrupt import INTERRUPTED, ending_at_once, interrupt
 from pipeedge.base.machine import processors
 from pipeedge.base.ports import free_port
-from pipeedge.base.program import module_words, program_name
+from pipeedge.base.program import is_verbose, module_words, program_name
 from pipeedge.base.streams import end, log_warnings, pass_on, print_notice, say
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import Output, Supervisor
-from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment
+from pipeedge.request.environment import LAUNCHER, Environment, inherited_environment, log_level
 from pipeedge.request.files import STANDARD_INPUT
 from pipeedge.run.main import quiet_links
 from pipeedge.train.options import PROGRAM, TrainCommand, parse_train
@@ -45,11 +45,11 @@ def main() -> NoReturn:
     """Train, and end the process."""
     signal.signal(signal.SIGINT, interrupt)  # even if whoever started it in the background ignores it
     program = program_name(PROGRAM)
-    log_warnings(program)
     code = 0
 
     def run() -> None:
         nonlocal code
+        log_warnings(program, log_level())
         command = parse_train(sys.argv[1:], Environment.read(), cores=processors())
         if command.export is not None:
             _export(command.request.checkpoint_dir, command.export)
@@ -58,7 +58,7 @@ def main() -> NoReturn:
         else:
             code = _launch(command)
 
-    end(program, guard(program, run, verbose="--verbose" in sys.argv) or code)
+    end(program, guard(program, run, verbose=is_verbose(sys.argv)) or code)
 
 
 def _export(checkpoints: Path | None, target: Path) -> None:
@@ -97,7 +97,7 @@ def _work(command: TrainCommand) -> None:
         except PeerFailedError as error:
             if command.launcher is None or error.account is None:
                 raise
-            if "--verbose" in sys.argv:
+            if is_verbose(sys.argv):
                 traceback.print_exc()
             # The worker that failed reports it itself; this report counts only if that one cannot.
             _report(RelayedFailure(error.account.cause, one_line(error)))

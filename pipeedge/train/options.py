@@ -165,4 +165,28 @@ def train_parser() -> argparse.ArgumentParser:
     add_common(parser)
     option_of(TrainCommand, "dry_run").add_to(parser)
     add_sections(parser, SECTIONS)
+    parser.common = (
+        *(
+            "--model",
+            "--data",
+            "--schedule",
+            "--stages",
+            "--workers",
+            "--partition",
+        ),
+        *(
+            "--batch-size",
+            "--microbatch-size",
+            "--batches",
+            "--optimizer",
+            "--lr",
+            "--checkpoint-dir",
+        ),
+    )
+    program = program_name(PROGRAM)
+    parser.examples = (
+        f"{program} --model vit-digits --data digits --schedule 1f1b --stages 4 --workers 2 --batches 50",
+        f"{program} --model vit-digits --data digits --checkpoint-dir kept --checkpoint-every 10",
+        f"{program} --dry-run --stages 4 --partition auto",
+    )
     return parser

@@ -142,7 +142,7 @@ class TrainingRequest:
     pipeline: PipelineRequest = field(default_factory=PipelineRequest)
     model: str = option(
         VGG19,
-        "--model",
+        "-m/--model",
         type=nonempty,
         metavar="NAME|DIR",
         help=f"{VGG19}, vit-digits, a known ViT or DeiT, or a local Hugging Face directory ({{default}})",

@@ -89,7 +89,7 @@ std::vector<Group> option_groups() {
        }},
       {"Problem",
        {
-           {{"-m", "--model-name"},
+           {{"-m", "--model", "--model-name"},
             "NAME",
             "model to schedule [google/vit-base-patch16-224]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.request.model = nonempty(n, v); }},

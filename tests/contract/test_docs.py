@@ -179,7 +179,8 @@ def options(program: str) -> frozenset[str]:
         return frozenset(re.findall(r'"(--?[A-Za-z][\w-]*)"', (ROOT / program).read_text("utf-8")))
     actions = ["up", "down", "set", "exec"] if program == "tools/testbed.py" else []
     printed = io.StringIO()
-    for argv in [["--help"], *([action, "--help"] for action in actions)]:
+    everything = ["--help"] if program in ("sched-pipeline", "tools/testbed.py") else ["--help-all"]
+    for argv in [everything, *([action, "--help"] for action in actions)]:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
             PARSERS[program](argv)
     return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
@@ -370,9 +371,11 @@ def test_every_option_of_the_runtime_has_a_chapter(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "1000")  # no name is broken at the end of a line
     printed = io.StringIO()
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
-        PARSERS["runtime.py"](["--help"])
+        PARSERS["runtime.py"](["--help-all"])
     named = set(re.findall(r"--[a-z][\w-]*", " ".join(PAGES["docs/commands.md"].code())))
-    assert set(re.findall(r"--[a-z][\w-]*", printed.getvalue())) - {"--help", "--version"} <= named
+    assert (
+        set(re.findall(r"--[a-z][\w-]*", printed.getvalue())) - {"--help", "--help-all", "--version"} <= named
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)

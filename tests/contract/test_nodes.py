@@ -158,7 +158,7 @@ def test_the_files_of_a_model_travel_by_digest(make: Callable[[str], Box], tmp_p
     request = Hold(offered.place, list(offered.files), pi1.node.port)
     have_hold(peer, pi1.membership, request, news.append)
     (name, there) = located(offered.place, pi2.store.models)
-    assert name == "--model-name"
+    assert name == "--model"
     assert Path(there).name == "my-model"
     assert {file.name for file in Path(there).iterdir()} == {file.name for file in offered.files}
     assert "secret.key" not in {file.name for file in offered.files}
@@ -289,7 +289,7 @@ def test_what_is_not_in_the_fixed_set_is_refused_and_runs_nothing(
 
 def test_every_rank_that_can_be_asked_for_is_a_rank_of_a_run() -> None:
     """The words of the fixed set are a request that the runtime takes, with the values of the message."""
-    words = rank_words(start_rank(rank=3, world=5, batch_size=2), 3, ("--model-name", "vit-digits"))
+    words = rank_words(start_rank(rank=3, world=5, batch_size=2), 3, ("--model", "vit-digits"))
     command = parse_runtime(
         ["--key=k" if word == "-" else word for word in words[1:] if word != "--key"], Environment()
     )

@@ -350,7 +350,7 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
         ((*DIGITS, "--plot", "p.gif"), "FILE.html or FILE.png"),
         ((*DIGITS, "--plot", "no/p.png"), "does not exist"),
         (("--from-results", "-dt", "x"), "no such file"),
-        (("--from-results", *DIGITS), "excludes --iterations, --model-name"),
+        (("--from-results", *DIGITS), "excludes --iterations, --model"),
         (("--synthetic", "2"), "name it with -dt"),
         (("--synthetic", "0", "-dt", "x"), "must be above 0"),
         (("--synthetic", "2", "-dt", "x"), "no such file"),

@@ -215,8 +215,8 @@ def test_options_that_make_no_sense_from_python_are_refused(options: list[str]) 
 @pytest.mark.parametrize(
     ("options", "argument", "name"),
     [
-        (["-m", "other"], "model", "-m/--model-name"),
-        (["-pt", "1,16", "-mother"], "model", "-m/--model-name"),
+        (["-m", "other"], "model", "-m/--model"),
+        (["-pt", "1,16", "-mother"], "model", "-m/--model"),
         (["--ubatch-size=4"], "microbatch_size", "-u/--ubatch-size"),
         (["--max-waiting", "4"], "max_waiting", "--max-waiting"),
     ],

@@ -309,7 +309,7 @@ def _dry_run(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits", options=["--dry-run"]))
 
 
-@says("Pipeline has the argument model for that: leave out -m/--model-name")
+@says("Pipeline has the argument model for that: leave out -m/--model")
 def _another_model(patch: Patch) -> str:
     return refused(lambda: Pipeline("vit-digits", options=["-m", "bert-base-uncased"]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -48,7 +49,8 @@ def test_help_names_no_script_to_a_user_of_the_command(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [command.full_name])
     monkeypatch.setenv("COLUMNS", "1000")
-    printed = command.build_parser().format_help()
+    parser = command.build_parser()
+    printed = parser.format_help() + argparse.ArgumentParser.format_help(parser)
     assert [script for script in SCRIPTS if script in printed] == []
 
 

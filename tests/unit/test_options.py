@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.guard import guard
+from pipeedge.cli.commands import COMMANDS
 from pipeedge.request.config import RunRequest
-from pipeedge.request.environment import Environment
+from pipeedge.request.environment import Environment, log_level
 from pipeedge.request.options import parse_runtime
 
 NOTHING = Environment()
@@ -218,7 +220,7 @@ def test_every_command_line_gives_a_request_or_one_line(words: list[str]) -> Non
 
 def test_help_names_every_option_and_takes_no_time(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse("--help")
+        parse("--help-all")
     assert ended.value.code == 0
     said = capsys.readouterr().out
     options = "-d -s --addr --port -c -w -m -M -b -u --dataset-name --dataset-root --dataset-split "
@@ -342,7 +344,7 @@ def test_impossible_adaptive_links_are_refused_with_one_line(
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("--model vit-digits 0 1", "unknown option --model; did you mean --model-name? (see --help)"),
+        ("--modle vit-digits 0 1", "unknown option --modle; did you mean --model? (see --help)"),
         ("0 1 --batch x y", "unknown option --batch; did you mean --batch-size? (see --help)"),
         ("-b 3 --speed=3 x 1", "unknown option --speed; did you mean --seed? (see --help)"),
         # These are known, and so the mistake is another one.
@@ -354,3 +356,36 @@ def test_an_unknown_option_is_named_wherever_its_value_goes(line: str, error: st
     with pytest.raises(RequestError) as refused:
         parse_runtime(line.split(), Environment())
     assert str(refused.value) == error
+
+
+MANY = ("run", "doctor", "profile", "simulate", "train", "auction")
+"""Commands with more options than fit a screen."""
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_short_help_shows_a_dozen_options_with_three_examples_that_parse(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = next(command for command in COMMANDS if command.name == name).build_parser()
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^  --?[a-zA-Z]", said, re.MULTILINE)) == 12
+    examples = [line.partition("#")[0].split() for line in said.partition("examples:\n")[2].splitlines()[:3]]
+    for words in examples:
+        parser.parse_args(words[len(parser.prog.split()) :])
+    assert "--help-all' shows all options" in said
+
+
+def test_the_older_name_of_an_option_is_understood_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("0 1 --model-name x").model.name == parse("0 1 --model x").model.name == "x"
+    with pytest.raises(SystemExit):
+        parse("--help-all")
+    assert "--model-name" not in capsys.readouterr().out
+
+
+def test_the_level_of_the_log_is_one_of_four() -> None:
+    assert (log_level({}), log_level({"PIPEEDGE_LOG": "DEBUG"})) == ("warning", "debug")
+    with pytest.raises(RequestError, match=r"PIPEEDGE_LOG='loud' is no level: use one of error, warning"):
+        log_level({"PIPEEDGE_LOG": "loud"})
