@@ -53,7 +53,6 @@ from pipeedge.request.options import parse_runtime
 from pipeedge.transport.authority import Authority, make_cluster_key, make_node_key, name_in
 from pipeedge.transport.dialling import NotAMemberError
 from pipeedge.transport.membership import Membership
-from pipeedge.transport.new_key import make_key
 
 CLUSTER = Membership.from_text(make_cluster_key(), "--key cluster.pem")
 AUTHORITY = Authority.of(CLUSTER)
@@ -107,7 +106,7 @@ def start_rank(**changed: Any) -> StartRank:
         "addr": "127.0.0.1",
         "port": 29500,
         "serve": 8000,
-        "key": make_key(),
+        "key": "the key of the run",
         "timeout_s": 30.0,
     }
     return StartRank(**{**values, **changed})
@@ -268,7 +267,7 @@ def test_a_member_cannot_remove_others(make: Callable[[str], Box]) -> None:
             "port": 1,
         },
     ],
-    ids=str,
+    ids=range(13),
 )
 def test_what_is_not_in_the_fixed_set_is_refused_and_runs_nothing(
     make: Callable[[str], Box], request_: dict[str, Any]

@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""From a box of boards to a running model, on three emulated hosts: ``benchmarks/nodes.py``. Needs root.
+
+    first       a code for each of two machines, up, ask: commands typed, and seconds to the first answer
+    again       the same model once more
+    plan        throughput of the plan from quick profiles, against one from thorough ones
+    losses      under load: a node killed, the same one back, the asked node killed and started again
+    status      processor time of the asked node while 'pipeedge status' is asked every two seconds
+
+The hosts are network namespaces on one bridge, in which nodes find each other by mDNS, each with a part of a
+processor. Weights are random. ``--directory`` keeps what nodes have learnt, so that rows can be run apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from pipeedge.testbed.bed import TestBed, TestBeds
+from pipeedge.testbed.cluster_file import load_cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+HOSTS = ("pi1", "pi2", "pi3")
+ROWS = ("first", "again", "plan", "losses", "status")
+PORT = 8000
+LIMIT_S = 200.0
+CLUSTER = """
+device_types: {{board: {{mem_MB: 4096, bw_Mbps: {bw}, model_profiles: {{}}, cpu_fraction: {cpu}}}}}
+devices: {{board: [pi1, pi2, pi3]}}
+"""
+
+
+class Boards:
+    """Three hosts with a node on each."""
+
+    def __init__(self, bed: TestBed, directory: Path, model: str) -> None:
+        self.bed = bed
+        self.directory = directory
+        self.model = model
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.typed = 0
+
+    def command(self, host: str, *words: str) -> list[str]:
+        """Return the words that run a command of pipeedge on a host, as a user of that host."""
+        place = self.directory / host
+        place.mkdir(exist_ok=True)
+        environment = {"HOME": str(place), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        return self.bed.command(
+            host,
+            ["env", "-C", str(self.directory), *variables, sys.executable, "-u", "-m", "pipeedge", *words],
+        )
+
+    def start(self, host: str, *words: str) -> None:
+        """Start the node of a host."""
+        log = (self.directory / f"{host}.log").open("ab")
+        self.nodes[host] = subprocess.Popen(
+            self.command(host, "node", *words), stdout=log, stderr=log, start_new_session=True
+        )
+
+    def said(self, host: str) -> str:
+        """Return what a node has said."""
+        return (self.directory / f"{host}.log").read_text(errors="replace")
+
+    def type(self, host: str, *words: str) -> str:
+        """Run a command, as a person types it; return what it prints."""
+        self.typed += 1
+        done = subprocess.run(self.command(host, *words), capture_output=True, text=True, timeout=LIMIT_S)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(words)}: {done.stderr}")
+        return done.stdout
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the cluster."""
+        found: dict[str, Any] = json.loads(self.type("pi1", "status", "--json"))
+        return found
+
+    def process(self, host: str) -> psutil.Process:
+        """Return the process of a node: all before it has become it by exec."""
+        return psutil.Process(self.nodes[host].pid)
+
+    def kill(self, host: str) -> None:
+        """Kill a node, and the ranks that it runs."""
+        self.nodes[host].kill()
+        self.nodes[host].wait()
+
+
+@contextlib.contextmanager
+def boards(directory: Path, model: str, cpu: float, bw: float) -> Iterator[Boards]:
+    """Yield the hosts; end their nodes at last."""
+    (directory / "CLUSTER.yml").write_text(CLUSTER.format(cpu=cpu, bw=bw))
+    with TestBeds().lent("nodes", load_cluster(directory / "CLUSTER.yml")) as bed:
+        found = Boards(bed, directory, model)
+        try:
+            yield found
+        finally:
+            for node in found.nodes.values():
+                node.send_signal(signal.SIGTERM)
+            for node in found.nodes.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.wait(60)
+
+
+def until(happened: Any, what: str, pause_s: float = 0.05) -> float:
+    """Wait until ``happened`` is true; return the seconds that took."""
+    began = time.monotonic()
+    while not happened():
+        if time.monotonic() - began > LIMIT_S:
+            raise SystemExit(f"not within {LIMIT_S:g} s: {what}")
+        time.sleep(pause_s)
+    return time.monotonic() - began
+
+
+def first(found: Boards) -> dict[str, str]:
+    """Join, serve and ask, from nothing."""
+    for host in HOSTS:
+        shutil.rmtree(found.directory / host, ignore_errors=True)
+        (found.directory / f"{host}.log").unlink(missing_ok=True)
+    began = time.monotonic()
+    found.typed = 0
+    found.start("pi1", "--invite", "2")
+    found.typed += 1
+    codes: list[str] = []
+    for host in HOSTS[1:]:
+        until(lambda: len(re.findall(r"join (\S+)", found.said("pi1"))) > len(codes), "a code")
+        codes.append(re.findall(r"join (\S+)", found.said("pi1"))[-1])
+        found.start(host, "--join", codes[-1])
+        found.typed += 1
+        until(lambda host=host: f"{host} waits for work" in found.said(host), f"{host} joins")
+    ready_s = time.monotonic() - began
+    up = found.type("pi1", "up", found.model)
+    answer = found.type("pi1", "ask", found.model, str(ROOT / "pipeedge/assets/chelsea.jpg"))
+    profiled = re.findall(r"profiling took ([\d.]+) s", up)[-1]
+    return {
+        "commands typed (5)": str(found.typed),
+        "seconds to the first answer (90)": f"{time.monotonic() - began:.1f}",
+        "of which joining": f"{ready_s:.1f}",
+        "of which profiling (60)": profiled,
+        "first line of the answer": answer.splitlines()[0],
+    }
+
+
+def again(found: Boards) -> dict[str, str]:
+    """Serve once more what was served before."""
+    with contextlib.suppress(SystemExit):
+        found.type("pi1", "down")
+    found.typed = 0
+    began = time.monotonic()
+    found.type("pi1", "up", found.model)
+    return {"commands typed (1)": str(found.typed), "seconds (15)": f"{time.monotonic() - began:.1f}"}
+
+
+class Load:
+    """Clients on the asked host, which ask for the same image again and again."""
+
+    def __init__(self, found: Boards, clients: int = 24) -> None:
+        self.answered = 0
+        self.failed = 0
+        self._body = (ROOT / "pipeedge/assets/chelsea.jpg").read_bytes()
+        self._over = threading.Event()
+        self._space = f"/run/netns/{found.bed.journal.namespace('pi1')}"
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
+        for each in self._threads:
+            each.start()
+
+    def _ask(self) -> None:
+        with open(self._space) as space:  # noqa: PTH123 - of the kernel
+            os.setns(space.fileno())
+        while not self._over.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
+            try:
+                connection.request("POST", "/classify", self._body)
+                if connection.getresponse().status == 200:
+                    self.answered += 1
+                    continue
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+            self.failed += 1
+            time.sleep(0.1)
+
+    def rate(self, seconds: float) -> float:
+        """Return the answers per second over some time."""
+        before, began = self.answered, time.monotonic()
+        time.sleep(seconds)
+        return (self.answered - before) / (time.monotonic() - began)
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._over.set()
+        for each in self._threads:
+            each.join(60)
+
+
+def plan(found: Boards) -> dict[str, str]:
+    """Compare the plan from quick profiles with one from thorough ones."""
+    rates = {}
+    for name, words in (("quick", ()), ("thorough", ("--thorough",))):
+        with contextlib.suppress(SystemExit):
+            found.type("pi1", "down")
+        found.type("pi1", "up", found.model, *words)
+        load = Load(found)
+        load.rate(5)
+        rates[name] = load.rate(20)
+        load.close()
+    return {
+        "answers/s, quick profiles": f"{rates['quick']:.2f}",
+        "answers/s, thorough profiles": f"{rates['thorough']:.2f}",
+        "ratio (0.95)": f"{rates['quick'] / rates['thorough']:.3f}",
+    }
+
+
+def losses(found: Boards) -> dict[str, str]:
+    """Kill a node and the asked one under load, and start them again."""
+
+    def lost() -> bool:
+        run = found.state()["run"]
+        return run["service"] is not None and run["service"]["epoch"]["lost_ranks"] > before
+
+    def here(name: str) -> bool:
+        return any(node["name"] == name and node["here"] for node in found.state()["nodes"])
+
+    load = Load(found, 8)
+    load.rate(3)
+    before = found.state()["run"]["service"]["epoch"]["lost_ranks"]
+    failed = load.failed
+    found.kill("pi3")
+    gone_s = until(lambda: not here("pi3"), "status says that pi3 is gone")
+    lost_s = gone_s + until(lost, "status says that a rank is lost")
+    rate = load.rate(3)
+    failures = load.failed - failed
+    found.start("pi3")
+    back_s = until(lambda: "has joined" in json.dumps(found.state()["run"]["events"][:8]), "pi3 is a spare")
+    found.kill("pi1")
+    began = time.monotonic()
+    found.start("pi1")  # as systemd does
+    answered = load.answered
+    until(lambda: load.answered > answered + 8, "answers after a restart of the asked node")
+    restarted_s = time.monotonic() - began
+    load.close()
+    return {
+        "status true after the kill (2 s)": f"{gone_s:.1f} s; as a lost rank {lost_s:.1f} s",
+        "requests that failed then (0)": str(failures),
+        "answers/s without it": f"{rate:.2f}",
+        "a spare again after": f"{back_s:.1f} s",
+        "answers again after the asked node was killed": f"{restarted_s:.1f} s",
+    }
+
+
+def status(found: Boards) -> dict[str, str]:
+    """Measure what status costs the asked node while it serves and nobody asks."""
+    with contextlib.suppress(SystemExit):
+        found.type("pi1", "up", found.model)
+
+    def spent() -> float:
+        node = found.process("pi1")
+        return sum(sum(each.cpu_times()[:2]) for each in (node, *node.children(recursive=True)))
+
+    def over(seconds: float, *, asking: bool) -> float:
+        began, before = time.monotonic(), spent()
+        while time.monotonic() - began < seconds:
+            if asking:
+                found.state()
+            time.sleep(2.0)
+        return (spent() - before) / (time.monotonic() - began)
+
+    idle = over(16, asking=False)
+    asked = over(16, asking=True)
+    return {
+        "of a core, nobody asks": f"{100 * idle:.2f} %",
+        "status every 2 s": f"{100 * asked:.2f} %",
+        "status costs (0.5 %)": f"{100 * (asked - idle):.2f} %",
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the rows that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--directory", type=Path, help="keep keys, profiles and logs here")
+    parser.add_argument("--model", default="google/vit-base-patch16-224")
+    parser.add_argument("--cpu", type=float, default=0.6, help="processors of each host")
+    parser.add_argument("--bw-mbps", type=float, default=900.0)
+    args = parser.parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        directory = args.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = directory.resolve()
+        directory.mkdir(parents=True, exist_ok=True)
+        if args.model != "vit-digits":
+            fetch = [
+                sys.executable,
+                "-m",
+                "pipeedge",
+                "fetch",
+                "--random",
+                "-m",
+                args.model,
+                "-o",
+                str(directory),
+            ]
+            subprocess.run(fetch, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        found = stack.enter_context(boards(directory, args.model, args.cpu, args.bw_mbps))
+        if "first" not in args.rows:
+            for host in HOSTS:
+                found.start(host)
+            for host in HOSTS:
+                until(lambda host=host: "waits for work" in found.said(host), f"{host} waits")
+            time.sleep(4)  # until they have found each other
+        table = Table("row", "what (asked)", "measured")
+        for row in args.rows:
+            for what, value in globals()[row](found).items():
+                table.add_row(row, what, value)
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
