@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import http.client
 import json
-import os
 import re
 import shutil
 import signal
@@ -42,6 +42,8 @@ HOSTS = ("pi1", "pi2", "pi3")
 ROWS = ("first", "again", "plan", "losses", "status")
 PORT = 8000
 LIMIT_S = 200.0
+_NETWORK = 0x40000000
+"""Constant CLONE_NEWNET of Linux's sched.h."""
 CLUSTER = """
 device_types: {{board: {{mem_MB: 4096, bw_Mbps: {bw}, model_profiles: {{}}, cpu_fraction: {cpu}}}}}
 devices: {{board: [pi1, pi2, pi3]}}
@@ -183,7 +185,7 @@ class Load:
 
     def _ask(self) -> None:
         with open(self._space) as space:  # noqa: PTH123 - of the kernel
-            os.setns(space.fileno())
+            ctypes.CDLL(None).setns(space.fileno(), _NETWORK)  # of this thread alone
         while not self._over.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
             try:

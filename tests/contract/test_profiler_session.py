@@ -357,7 +357,7 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
         (("--synthetic", "2", "-dt", "x", "--no-warmup"), "excludes --no-warmup"),
         (("--from", "x"), "only with --synthetic"),
         (("--serve-link", "-i", "3"), "excludes --iterations"),
-        (("--model",), "unknown option --model; did you mean"),
+        (("--modle",), "unknown option --modle; did you mean"),
     ],
 )
 def test_a_mistake_gets_one_line_and_changes_nothing(

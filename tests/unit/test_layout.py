@@ -509,19 +509,19 @@ def test_every_module_has_a_docstring() -> None:
     assert not silent
 
 
-def test_the_picture_in_the_readme_is_true() -> None:
-    """All names in the README's layout exist, and every package is in it."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    (picture,) = re.findall(r"^## Layout\n.*?```text\n(.*?)```", readme, re.MULTILINE | re.DOTALL)
+def test_the_picture_of_the_layout_is_true() -> None:
+    """All names in the layout of docs/development.md exist, and every package is in it."""
+    page = (ROOT / "docs" / "development.md").read_text("utf-8")
+    (picture,) = re.findall(r"^## Layout\n.*?```text\n(.*?)```", page, re.MULTILINE | re.DOTALL)
     named, folder = set(), ROOT
     for line in picture.splitlines():
         names = re.split(r"  +", line.strip())[0].split()  # two blanks: here the explanation begins
         if not line.startswith(" "):
             folder = ROOT
         for name in names:
-            assert (folder / name).exists(), f"{name} in the README's layout does not exist"
+            assert (folder / name).exists(), f"{name} in the layout does not exist"
             named.add(folder / name)
         if not line.startswith(" "):
             folder = ROOT / names[-1]
     missing = sorted(room for room in ROOMS if PACKAGE / room not in named)
-    assert not missing, f"not in the README's layout: {missing}"
+    assert not missing, f"not in the layout of docs/development.md: {missing}"
