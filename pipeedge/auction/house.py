@@ -16,8 +16,9 @@ from pipeedge.auction.market import Bid, Call, NoBid, Offer
 from pipeedge.auction.sale import Sale, Sold, absence_line
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.fields import decode, decoding, encode, reader
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.forms import Forms, Joining, Refusal
+from pipeedge.control.forms import Forms, Refusal
 from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.messages import MAX_BYTES
 from pipeedge.control.session import Session
@@ -73,12 +74,12 @@ def attend(
         PipeEdgeError: The auction has no result.
     """
     silence_s = world.timeout_s + _SILENCE_AFTER_DEADLINE_S
-    joining = Joining(world.timeout_s, silence_s, required=frozenset({0}))
+    terms = Terms(world.timeout_s, silence_s, required=frozenset({0}))
     with Session(
         world,
         _FORMS,
         Callbacks(notify=notify),
-        joining=joining,
+        terms=terms,
         host=host,
         membership=membership,
     ) as session:
@@ -89,9 +90,9 @@ def attend(
             bid = make_bid(call)
         except RequestError as error:
             with suppress(PipeEdgeError):  # all hear why there is no auction; this rank says it as it is
-                _settle(session, _as_json(NoBid(host, one_line(error))), auctioneer, joining.appear_s)
+                _settle(session, _as_json(NoBid(host, one_line(error))), auctioneer, world.timeout_s)
             raise
-        sold = _settle(session, _as_json(bid.offer()), auctioneer, joining.appear_s)
+        sold = _settle(session, _as_json(bid.offer()), auctioneer, world.timeout_s)
         with decoding("the result of rank 0"):
             sold.ranks.index(world.rank)
         return sold

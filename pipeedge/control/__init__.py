@@ -25,7 +25,7 @@ telemetry     data that the hub forwards but does not decide by (pure)
 rank_watch    the ages that a diagnosis needs, and its findings in words (pure)
 rules         the hub's reaction to each message, lost rank, and moment (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
-connection    a socket with such an end; ``callers`` are those that the hub has accepted
+connection    a socket with such an end, dialled or accepted by the hub
 hub           the thread that serves the rules
 hub_address   connecting to the hub
 uplink        exchanging messages with the hub, from any thread

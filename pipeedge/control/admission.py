@@ -33,6 +33,8 @@ class Terms:
 
     appear_s: float
     """Seconds within which a rank must appear. One that is not required must also send its facts."""
+    silence_s: float | None = None
+    """Seconds within which a silent rank is reported; None for as many as ``appear_s``."""
     required: frozenset[int] | None = None
     """Ranks without which there is no session, or None for all. Others are left out if they are late."""
     joins_later: bool = False

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.roster import Members
 
-__all__ = ["ChangesPlans", "Dropped", "RunSnapshot", "Switched"]
-
-_Announcement = TypeVar("_Announcement", contravariant=True)
+__all__ = ["Dropped", "RunSnapshot", "Switched"]
 
 
 @dataclass(frozen=True)
@@ -60,17 +57,3 @@ class Dropped:
 
     why: str
     """Reason in a few words, for the user."""
-
-
-class ChangesPlans(Protocol[_Announcement]):
-    """The session of a run whose plan can change while it runs."""
-
-    def change_to(self, announcement: _Announcement, since: RunSnapshot) -> Switched | Dropped:
-        """Prepare another plan beside the one that runs, and let it take over; wait for the outcome.
-
-        Called on rank 0, in a thread of its own, one change at a time.
-
-        Args:
-            announcement: The plan for the members of ``since``.
-            since: What the decision was based on.
-        """

@@ -8,25 +8,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Raw
 
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, one_line
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.callers import RankCaller
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.connection import RankCaller
+from pipeedge.control.failures import Failure
 from pipeedge.control.liveness import beat_interval_s
-from pipeedge.control.messages import Message
 from pipeedge.control.plans import Wanted
+from pipeedge.control.roster import Outgoing
 from pipeedge.control.rules import HubState
 from pipeedge.control.wire import ClearEnd, SealedEnd
 from pipeedge.transport.door import PATIENCE_S, Door
 from pipeedge.transport.membership import Membership
 
-__all__ = ["Hub"]
+__all__ = ["Decision", "Hub"]
+
+Decision: TypeAlias = Callable[[HubState, float], Outgoing]
+"""Tells the rules, at a moment, what rank 0 has decided; returns what is to be sent."""
 
 _PARTING_S = 2.0
 """Longest time in seconds that the hub waits at the end for the ranks to leave."""
@@ -146,33 +149,25 @@ class Hub:
             if seat.facts is not None and seat.facts is not known.get(rank)
         }
 
-    def plan(self, announcement: Announcement[Raw]) -> None:
-        """Announce the plan. ``next_task`` asks for others in a session that goes on after failures."""
+    def apply(self, decision: Decision) -> None:
+        """Tell the rules what rank 0 has decided, and send what follows from it."""
         with self._changed:
-            self._queue(self._state.plan(announcement, self._clock()))
+            self._queue(decision(self._state, self._clock()))
         self._wake()
+
+    def refuse(self, line: str, exit_code: int) -> None:
+        """End the run before it starts."""
+        self.apply(lambda state, now: state.refuse(line, exit_code, now))
 
     def next_task(self) -> Newcomer | Wanted | None:
         """Wait for something to decide in a session that goes on after failures; None when it is over.
 
-        The answer to a ``Newcomer`` is ``judge_newcomer``, that to a ``Wanted`` is ``plan_again`` or
+        The answer to a ``Newcomer`` is ``HubState.judge_newcomer``, that to a ``Wanted`` is ``plan_again`` or
         ``give_up``. Until it is given, the same is asked again.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._closing or self._state.task() is not None)
             return None if self._ended or self._closing else self._state.task()
-
-    def judge_newcomer(self, newcomer: Newcomer, refusal: str | None) -> None:
-        """Take a process for a spare, or send it away with the line ``refusal``."""
-        with self._changed:
-            self._queue(self._state.judge_newcomer(newcomer.connection, refusal, self._clock()))
-        self._wake()
-
-    def plan_again(self, wanted: Wanted, announcement: Announcement[Raw]) -> None:
-        """Announce another plan, unless the members have changed meanwhile."""
-        with self._changed:
-            self._queue(self._state.plan_again(wanted.members, announcement, self._clock()))
-        self._wake()
 
     def snapshot(self) -> RunSnapshot | None:
         """Return what is known of the run; None before its plan and after its end."""
@@ -181,27 +176,12 @@ class Hub:
 
     def change_to(self, since: RunSnapshot, announcement: Announcement[Raw]) -> Switched | Dropped:
         """Announce a better plan, and wait until it runs or is dropped."""
-        with self._changed:
-            self._queue(self._state.change(since, announcement, self._clock()))
-        self._wake()
+        self.apply(lambda state, now: state.change(since, announcement, now))
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ended or self._closing or self._state.change_outcome() is not None
             )
             return self._state.change_outcome() or Dropped("the run is over")
-
-    def give_up(self, wanted: Wanted, line: str, exit_code: int) -> None:
-        """End the run because there is no other plan, unless the members have changed meanwhile."""
-        failure = Failure(FailureKind.REFUSED, line, exit_code=exit_code)
-        with self._changed:
-            self._queue(self._state.give_up(wanted.members, failure, self._clock()))
-        self._wake()
-
-    def refuse(self, line: str, exit_code: int) -> None:
-        """End the run before it starts."""
-        with self._changed:
-            self._queue(self._state.refuse(line, exit_code, self._clock()))
-        self._wake()
 
     # -- the serving thread -----------------------------------------------------------------------
 
@@ -301,7 +281,7 @@ class Hub:
         connection.close_at = now + PATIENCE_S
         self._queue(self._state.refused(connection.peer, failure, now))
 
-    def _queue(self, outgoing: list[tuple[int, Message]]) -> None:
+    def _queue(self, outgoing: Outgoing) -> None:
         for connection, message in outgoing:
             if connection in self._door.callers:
                 self._door.callers[connection].queue_message(message)

@@ -21,6 +21,7 @@ from pipeedge.control.losses import Losses
 from pipeedge.control.messages import (
     Beat,
     Clock,
+    ClockAnswer,
     Complete,
     Declined,
     Done,
@@ -36,7 +37,7 @@ from pipeedge.control.messages import (
 )
 from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Outgoing, Roster
-from pipeedge.control.telemetry import clock_answer, forward_record, summary
+from pipeedge.control.telemetry import forward_record, summary
 
 __all__ = ["RankMessages"]
 
@@ -104,7 +105,8 @@ class RankMessages:
 
     def take_clock(self, rank: int, clock: Clock, now: float) -> Outgoing:
         """Tell a rank the time."""
-        return clock_answer(self.roster.seats[rank], clock.sent, now - self._opened_at)
+        answer = ClockAnswer(clock.sent, now - self._opened_at)
+        return [(self.roster.seats[rank].connection, answer)]
 
     def take_facts(self, rank: int, facts: Facts, now: float) -> Outgoing:
         """Note the facts of a rank, and where it listens."""

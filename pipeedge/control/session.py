@@ -18,6 +18,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -35,9 +36,9 @@ from pipeedge.base.fields import decoding, encode
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
-from pipeedge.control.failures import Failure
-from pipeedge.control.forms import Forms, GoingOn, Joining, Refusal, Remaining
-from pipeedge.control.hub import Hub
+from pipeedge.control.failures import Failure, FailureKind
+from pipeedge.control.forms import Forms, GoingOn, Refusal
+from pipeedge.control.hub import Decision, Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.hub_client import Callbacks, HubClient
 from pipeedge.control.messages import Brief, Planned, Prepare, Summary
@@ -63,7 +64,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         world: This rank, all ranks, and the address where they meet.
         forms: Message format of the facts, the plan and the stats.
         callbacks: Functions that the member's thread calls.
-        joining: Terms on which ranks join (all are required, within the timeout of ``world``).
+        terms: Terms on which ranks join (all are required, within the timeout of ``world``).
         host: Name of this rank's host (the host name of this machine).
         membership: Key of the run, or None to speak in clear.
     """
@@ -74,7 +75,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         forms: Forms[_Facts, _Plan, _Stats],
         callbacks: Callbacks,
         *,
-        joining: Joining | None = None,
+        terms: Terms | None = None,
         host: str | None = None,
         membership: Membership | None = None,
     ) -> None:
@@ -82,7 +83,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         self._membership = membership
         self._forms = forms
         self._callbacks = callbacks
-        self._joining = joining or Joining.of(world)
+        self._terms = terms or Terms(world.timeout_s)
+        self._silence_s = self._terms.silence_s or self._terms.appear_s
         self._host = socket.gethostname() if host is None else host
         self._stack = ExitStack()
         # No other rank connects to a single one, so it uses any free port, and several can run at once.
@@ -126,12 +128,9 @@ class Session(Generic[_Facts, _Plan, _Stats]):
             Hub(
                 listener,
                 world_size=world.size,
-                timeout_s=self._joining.silence_s,
-                terms=Terms(
-                    appear_s=self._joining.appear_s,
-                    required=self._joining.required,
-                    joins_later=self._joining.joins_later,
-                    ends_if_refused=self._joining.ends_if_refused,
+                timeout_s=self._silence_s,
+                terms=replace(
+                    self._terms,
                     brief=None if brief is None else Raw(encode(brief)),
                     max_message_bytes=self._forms.max_message_bytes,
                 ),
@@ -153,9 +152,9 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         hub_at = HubAddress.of(world.addr, self._port, self._membership)
         member = self._stack.enter_context(
             HubClient(
-                hub_at.dial(self._joining.appear_s, self._callbacks.show_waiting),
+                hub_at.dial(self._terms.appear_s, self._callbacks.show_waiting),
                 rank=world.rank,
-                timeout_s=self._joining.silence_s,
+                timeout_s=self._silence_s,
                 callbacks=self._callbacks,
                 hub_at=hub_at,
             )
@@ -215,14 +214,19 @@ class Session(Generic[_Facts, _Plan, _Stats]):
     def _decide_further(self, going_on: GoingOn[_Facts, _Plan]) -> None:
         hub = self._hub
         while hub is not None and (task := hub.next_task()) is not None:
-            if isinstance(task, Newcomer):
-                hub.judge_newcomer(task, self._review(going_on, task))
-                continue
-            decision = self._plan_again(going_on, task)
-            if isinstance(decision, Refusal):
-                hub.give_up(task, decision.line, decision.exit_code)
-            else:
-                hub.plan_again(task, _encoded(decision))
+            hub.apply(self._answer(going_on, task))
+
+    def _answer(self, going_on: GoingOn[_Facts, _Plan], task: Newcomer | Wanted) -> Decision:
+        """Decide about a process that has come, or about the plan that is wanted."""
+        if isinstance(task, Newcomer):
+            refusal = self._review(going_on, task)
+            return lambda state, now: state.judge_newcomer(task.connection, refusal, now)
+        decision = self._plan_again(going_on, task)
+        if isinstance(decision, Refusal):
+            failure = Failure(FailureKind.REFUSED, decision.line, exit_code=decision.exit_code)
+            return lambda state, now: state.give_up(task.members, failure, now)
+        announcement = _encoded(decision)
+        return lambda state, now: state.plan_again(task.members, announcement, now)
 
     def _review(self, going_on: GoingOn[_Facts, _Plan], newcomer: Newcomer) -> str | None:
         """Return why a process cannot be a spare, or None if it can."""
@@ -235,7 +239,7 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         """Return the plan for the members of now, or why there is none."""
         try:
             facts = {rank: self._forms.facts(text) for rank, text in wanted.facts.items()}
-            return going_on.plan(Remaining(facts, wanted.cause, wanted.lost))
+            return going_on.plan(wanted, facts)
         except PipeEdgeError as error:
             return Refusal(f"{wanted.cause}; {one_line(error)}", error.exit_code)
         except Exception as error:  # the others must not wait for a plan forever
@@ -282,7 +286,8 @@ class Session(Generic[_Facts, _Plan, _Stats]):
         if isinstance(decision, Refusal):
             self._hub.refuse(decision.line, decision.exit_code)
         elif decision is not None:
-            self._hub.plan(_encoded(decision))
+            announcement = _encoded(decision)
+            self._hub.apply(lambda state, now: state.plan(announcement, now))
             return decision.goes_on
         return False
 

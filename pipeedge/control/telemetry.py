@@ -1,22 +1,17 @@
-"""Forward telemetry: the hub's clock, records, the stages' work, and their statistics. Pure.
+"""Forward telemetry: records, the stages' work, and their statistics. Pure.
 
 Nothing here affects a decision or delays the end of a session: a verdict replaces all queued messages.
 """
 
 from __future__ import annotations
 
-from pipeedge.control.messages import ClockAnswer, Message, Pace, RankRecord, Summary, WorkByRank
+from pipeedge.control.messages import Message, Pace, RankRecord, Summary, WorkByRank
 from pipeedge.control.roster import Outgoing, Roster, Seat
 
-__all__ = ["clock_answer", "forward_record", "pace", "stage_work", "summary"]
+__all__ = ["forward_record", "pace", "stage_work", "summary"]
 
 _MAX_RECORD_CHARS = 8 << 20
 """Number of characters that a rank may record in total."""
-
-
-def clock_answer(seat: Seat, sent: float, elapsed_s: float) -> Outgoing:
-    """Answer a rank that asks for the hub's clock."""
-    return [(seat.connection, ClockAnswer(sent, elapsed_s))]
 
 
 def pace(roster: Roster) -> Message:

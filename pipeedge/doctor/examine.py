@@ -14,8 +14,9 @@ from pipeedge.base.errors import DeadlineError, PipeEdgeError, RequestError
 from pipeedge.base.fields import Number, Options, decoding, reader
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.wording import count, figure
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.forms import Forms, Joining
+from pipeedge.control.forms import Forms
 from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.liveness import RankStatus
 from pipeedge.control.session import Session
@@ -142,7 +143,7 @@ class _Examination:
             world,
             _FORMS,
             callbacks,
-            joining=Joining(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
+            terms=Terms(world.timeout_s, silence_s=max(_LEAST_LIVENESS_S, world.timeout_s)),
             host=self._probe.machine().host,
             membership=membership,
         )

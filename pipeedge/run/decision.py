@@ -16,9 +16,10 @@ from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import figure, plural
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.changing import ChangesPlans, Dropped, RunSnapshot, Switched
+from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.forms import Forms, Refusal, Remaining
+from pipeedge.control.forms import Forms, Refusal
+from pipeedge.control.plans import Wanted
 from pipeedge.control.session import Session
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.step_rows import StepBounds
@@ -189,29 +190,29 @@ class Decider:
         """The plan that was announced last, or None before the first."""
         return self._plan
 
-    def plan_again(self, remaining: Remaining[Options]) -> Announcement[Plan] | Refusal:
+    def plan_again(self, wanted: Wanted, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
         """Return a plan for the ranks that are left, after the last one has failed."""
         before = self._plan
         if before is None:
-            return Refusal(f"{remaining.cause}; there was no plan before", EXIT_INFEASIBLE)
+            return Refusal(f"{wanted.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.encoder
         planned = plan_schedule_again(
-            request, model, before, remaining.facts, self._held, self.as_measured, self.limits
+            request, model, before, facts, self._held, self.as_measured, self.limits
         )
         if not isinstance(planned, PlannedSchedule):
-            return Refusal(f"{remaining.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
+            return Refusal(f"{wanted.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
         plan = dataclasses.replace(
             before,
             schedule=planned.schedule,
             prediction=planned.prediction,
-            cause=remaining.cause,
-            lost=remaining.lost,
+            cause=wanted.cause,
+            lost=wanted.lost,
         )
         return dataclasses.replace(self._announced(plan), line=describe(before, plan))
 
     def change(
         self,
-        session: ChangesPlans[Announcement[Plan]],
+        session: RunSession,
         planned: PlannedSchedule,
         since: RunSnapshot,
         cause: str,

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pipeedge.base.crew import Crew, Threads
-from pipeedge.control.forms import Joining
+from pipeedge.control.admission import Terms
 from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models.decoder import find_runnable
@@ -95,7 +95,7 @@ def run(
     )
     with (
         aborted_on_failure(transports),
-        Session(world, FORMS, callbacks, joining=_joining(request), membership=membership) as session,
+        Session(world, FORMS, callbacks, terms=_terms(request), membership=membership) as session,
     ):
         session.open()
         return _take_part(context, session)
@@ -109,13 +109,14 @@ def _speaks_openly(request: RunRequest) -> bool:
     return can_be_read and world.rank == 0
 
 
-def _joining(request: RunRequest) -> Joining:
+def _terms(request: RunRequest) -> Terms:
     """Return how the ranks of a run come together; one that goes on after failures needs two of them."""
     goes_on = request.transport.goes_on
     required = frozenset({0, request.schedule.data_rank}) if goes_on else None
     # A rank that was refused for its key is not one that may be absent, unless the user says so.
     ends_if_refused = request.transport.on_failure != "continue"
-    return Joining.of(request.world, required=required, joins_later=goes_on, ends_if_refused=ends_if_refused)
+    appear_s = request.world.timeout_s
+    return Terms(appear_s, required=required, joins_later=goes_on, ends_if_refused=ends_if_refused)
 
 
 def _take_part(context: RankContext, session: RunSession) -> RunReport | None:

@@ -67,7 +67,8 @@ def test_members_know_the_hubs_clock() -> None:
             member.hello(world_size=1, host="here")
             member.facts({})
             hub.gather()
-            hub.plan(Announcement(Raw(b"{}"), (0,), data_rank=0))
+            announcement = Announcement(Raw(b"{}"), (0,), data_rank=0)
+            hub.apply(lambda state, now: state.plan(announcement, now))
             member.wait(Planned)
             order = member.turns.next()
             assert order is not None

@@ -28,10 +28,11 @@ from pipeedge.base.errors import (
     RequestError,
     exit_code,
 )
+from pipeedge.control.admission import Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.callers import RankCaller
+from pipeedge.control.connection import RankCaller
 from pipeedge.control.failures import Failure, FailureKind
-from pipeedge.control.forms import Forms, Joining, Refusal
+from pipeedge.control.forms import Forms, Refusal
 from pipeedge.control.hub import Hub
 from pipeedge.control.hub_address import HubAddress
 from pipeedge.control.hub_client import Callbacks, HubClient
@@ -245,7 +246,7 @@ def test_a_run_over_sockets() -> None:
         for thread in threads:
             thread.start()
         assert plain(served.gather()) == {str(rank): {"rank": rank} for rank in range(3)}
-        served.plan(Announcement(Raw(b"5"), (0, 2)))
+        served.apply(lambda state, now: state.plan(Announcement(Raw(b"5"), (0, 2)), now))
         for thread in threads:
             thread.join(10)
     assert seen == {rank: (5, {"0": {"rank": 0}, "2": {"rank": 2}}) for rank in (0, 2)}
@@ -406,9 +407,9 @@ def sessions(
 
     def one(rank: int) -> None:
         at = WorldRequest(rank=rank, size=world, addr="127.0.0.1", port=port, timeout_s=20)
-        joining = Joining(appear_s, silence_s=20, required=frozenset({0}))
+        terms = Terms(appear_s, silence_s=20, required=frozenset({0}))
         try:
-            with Session(at, forms, Callbacks(), joining=joining) as session:
+            with Session(at, forms, Callbacks(), terms=terms) as session:
                 session.open({"factor": 10})
                 all_there.wait(20)
                 facts = {"rank": rank * READ(session.brief())["factor"], "large": [rank] * 50_000}
@@ -457,7 +458,7 @@ def test_stats_are_read_as_their_type_and_name_their_rank() -> None:
         self.hello(world_size=1, host="pi")
         session.state({})
         assert served.gather() is not None
-        served.plan(Announcement(Raw(b"{}"), (0,)))
+        served.apply(lambda state, now: state.plan(Announcement(Raw(b"{}"), (0,)), now))
         session.start(session.prepare())
         with pytest.raises(PeerFailedError, match=r"the result of rank 0 is malformed \(.*>= 0.0"):
             session.finish(-1.0)

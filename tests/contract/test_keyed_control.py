@@ -73,7 +73,11 @@ def hold_session(key: Membership | None, *, change: Change = lambda data: data) 
         for thread in threads:
             thread.start()
         if served.gather() is not None:
-            served.plan(Announcement(Raw(f'"{PLAN_TEXT}"'.encode()), (0, 1), data_rank=0))
+            served.apply(
+                lambda state, now: state.plan(
+                    Announcement(Raw(f'"{PLAN_TEXT}"'.encode()), (0, 1), data_rank=0), now
+                )
+            )
         for thread in threads:
             thread.join(20)
     return bytes(proxy.passed), ended

@@ -47,7 +47,7 @@ observe    metrics token_figures live timeline energy records lanes assembly tra
 control    clocks failures liveness load_deadline messages announcement roster attempts
            changing epochs epoch_member turns admission telemetry losses plans rank_watch
            rank_messages supervision rules wire
-           connection callers hub hub_address uplink hub_client forms session
+           connection hub hub_address uplink hub_client forms session
 plan       model_limits cache_size sched_pipeline problem specs listed_model spec_files spec_writing
            schedule_files link_speed prediction placing after_loss costs scheduler choice
            facts planning schedule_choice conditions change_detection live_choice live_search
