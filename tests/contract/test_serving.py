@@ -580,9 +580,9 @@ def test_a_full_queue_says_when_to_try_again(going: threading.Event) -> None:
         replies: list[Any] = []
         threads = [
             threading.Thread(target=lambda: replies.append(served.post("/classify", picture(0))))
-            for _ in range(5)
+            for _ in range(3)
         ]
-        for expected, thread in zip([(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], threads, strict=True):
+        for expected, thread in zip([(0, 1), (1, 1), (2, 1)], threads, strict=True):
             thread.start()
             until(lambda expected=expected: counts(served) == expected, f"{expected} wait and are under way")
         full = served.post("/classify", picture(0))
@@ -592,7 +592,7 @@ def test_a_full_queue_says_when_to_try_again(going: threading.Event) -> None:
         going.set()
         for thread in threads:
             thread.join(LIMIT_S)
-        assert [reply.status for reply in replies] == [200] * 5
+        assert [reply.status for reply in replies] == [200] * 3
 
 
 def test_a_deadline_and_a_client_that_leaves(going: threading.Event) -> None:
@@ -605,7 +605,7 @@ def test_a_deadline_and_a_client_that_leaves(going: threading.Event) -> None:
         with socket.create_connection(("127.0.0.1", served.port), LIMIT_S) as client:
             head = b"POST /classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(data)
             client.sendall(head + data)
-            until(lambda: served.get("/status").json["queue"]["under_way"] == 2, "the request")
+            until(lambda: counts(served) == (1, 1), "the request waits, and the late one is under way")
         until(lambda: served.get("/status").json["queue"]["failed"] == 2, "the client's leaving is noticed")
         going.set()
         assert served.post("/classify", data).status == 200
