@@ -52,9 +52,9 @@ class HttpEnds:
             RequestError: The port cannot be opened, the keys cannot be read, or a package is missing.
         """
         settings = request.serve
+        _check_packages()
         if not isinstance(model, Model):
             raise RequestError("--serve: only encoders are served")
-        _check_packages()
         from pipeedge.serve.application import make_application
         from pipeedge.serve.asking import Asker
         from pipeedge.serve.gate import GateLimits, read_keys
