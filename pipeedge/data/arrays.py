@@ -15,7 +15,7 @@ from pipeedge.base.archive import ArrayHeader, NpzArchive, read_exactly
 from pipeedge.base.errors import InputError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.wording import count, excerpt, figure
-from pipeedge.data.items import Item
+from pipeedge.data.items import NO_TOKENS, Item
 from pipeedge.data.labels import MAX_LABEL, Classes
 from pipeedge.models.outline import Outline
 
@@ -43,6 +43,11 @@ class ArrayItems:
 
     in_memory = True
     pixels = None
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many rows there are of the one number of tokens; empty for images."""
+        return NO_TOKENS if self.max_tokens is None else {self.max_tokens: len(self)}
 
     @property
     def has_labels(self) -> bool:

@@ -65,6 +65,10 @@ class ItemSource(Protocol):
         """Largest number of tokens of an item; None for images."""
 
     @property
+    def lengths(self) -> str | None:
+        """Histogram of the numbers of tokens of the items, or None if they do not differ or are unknown."""
+
+    @property
     def pixels(self) -> PixelTable | None:
         """Values that the bytes of images stand for, or None if groups hold what the model takes."""
 

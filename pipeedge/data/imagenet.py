@@ -32,7 +32,7 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import printable
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.images import ImageTransform, encode_picture, image_transform, is_image, open_image
-from pipeedge.data.items import Item, Items, JoinedItems
+from pipeedge.data.items import NO_TOKENS, Item, Items, JoinedItems
 from pipeedge.models.outline import Outline
 from pipeedge.request.files import InputRequest
 
@@ -71,6 +71,7 @@ class ClassFolder:
     """Largest image to decode, in pixels."""
 
     max_tokens = None
+    token_counts = NO_TOKENS
     in_memory = False
 
     @property

@@ -26,7 +26,7 @@ from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import BYTE_VALUES, PixelTable
 from pipeedge.base.wording import count, figure, printable
 from pipeedge.data.companions import companion_file
-from pipeedge.data.items import Item
+from pipeedge.data.items import NO_TOKENS, Item
 from pipeedge.data.pictures import (
     HEIF_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -436,6 +436,7 @@ class ImageFiles:
     """Largest image to decode, as for ``open_image``."""
 
     max_tokens = None
+    token_counts = NO_TOKENS
     in_memory = False
 
     @property

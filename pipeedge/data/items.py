@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 import torch
@@ -34,6 +37,9 @@ class Item(Struct, frozen=True, eq=False):
     """Which positions hold tokens rather than padding that came with it, bool [tokens]; None if all do."""
 
 
+NO_TOKENS: Mapping[int, int] = MappingProxyType({})
+"""Numbers of tokens of items that are not sequences of tokens."""
+
 Reading: TypeAlias = Item | InputError
 """An item, or the reason why it cannot be read."""
 
@@ -48,6 +54,10 @@ class Items(Protocol):
     @property
     def max_tokens(self) -> int | None:
         """Number of tokens of the longest item, or None if items are not sequences of tokens."""
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many items there are of each number of tokens; empty if they are not sequences of tokens."""
 
     @property
     def in_memory(self) -> bool:
@@ -77,6 +87,13 @@ class MemoryItems:
     """Values that the bytes of images stand for, or None if items hold what the model takes."""
 
     in_memory = True
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many items there are of each number of tokens."""
+        if self.max_tokens is None:
+            return NO_TOKENS
+        return Counter(len(item.tensors[0]) for item in self.items)
 
     @property
     def has_labels(self) -> bool:
@@ -111,6 +128,11 @@ class RepeatedItems:
     def max_tokens(self) -> int | None:
         """Number of tokens of the longest item."""
         return self.items.max_tokens
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many of the different items there are of each number of tokens."""
+        return self.items.token_counts
 
     @property
     def in_memory(self) -> bool:
@@ -155,6 +177,14 @@ class JoinedItems:
         """Number of tokens of the longest item."""
         lengths = [part.max_tokens for part in self.parts]
         return max((length for length in lengths if length is not None), default=None)
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many items there are of each number of tokens."""
+        counts: Counter[int] = Counter()
+        for part in self.parts:
+            counts.update(part.token_counts)
+        return counts
 
     @property
     def in_memory(self) -> bool:

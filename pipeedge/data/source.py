@@ -30,6 +30,7 @@ from pipeedge.base.backpressure import READING_THREADS
 from pipeedge.base.crew import Closed, Crew, Threads
 from pipeedge.base.errors import InputError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
+from pipeedge.base.text_lengths import lengths_text
 from pipeedge.base.wording import count
 from pipeedge.data.items import Item, Items, Reading
 from pipeedge.observe.lanes import DEFAULT_ROWS, READ_AHEAD, Lane
@@ -179,6 +180,11 @@ class InputSource:
     def max_tokens(self) -> int | None:
         """Number of tokens of the longest item, and thus of the longest microbatch; None for images."""
         return self._items.max_tokens
+
+    @property
+    def lengths(self) -> str | None:
+        """Histogram of the numbers of tokens of all items, or None if they do not differ."""
+        return lengths_text(self._items.token_counts)
 
     @property
     def in_memory(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +149,11 @@ class TokenItems:
         """Number of tokens of the longest sentence."""
         return max(map(len, self.ids), default=0)
 
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many sentences there are of each number of tokens."""
+        return Counter(map(len, self.ids))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -188,6 +194,11 @@ class RowItems:
     def max_tokens(self) -> int:
         """Number of tokens of the longest sentence."""
         return self.sentences.max_tokens
+
+    @property
+    def token_counts(self) -> Mapping[int, int]:
+        """How many sentences there are of each number of tokens."""
+        return self.sentences.token_counts
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -91,7 +91,9 @@ def _plan(
 ) -> Plan | None:
     data = facts[request.schedule.data_rank]
     eight_bit = data.get("pixel_table") is not None
-    planned = plan_schedule(request, model, data.get("max_tokens"), eight_bit=eight_bit)
+    planned = plan_schedule(
+        request, model, data.get("max_tokens"), lengths=data.get("lengths"), eight_bit=eight_bit
+    )
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
     if data.get("items") is None:

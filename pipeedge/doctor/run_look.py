@@ -19,7 +19,7 @@ from pipeedge.run.main import quiet_links
 if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen before that
     import torch
 
-    from pipeedge.base.payload import PixelTable
+    from pipeedge.data.source import InputSource
     from pipeedge.models import Model
 
 __all__ = ["RunLook", "look_at_run"]
@@ -90,8 +90,16 @@ def _model_facts(
         notes.add_own(ok("weights", f"{request.model.weights or model.weights_path()}"))
     except PipeEdgeError as error:
         weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
-    items, max_tokens, pixels = _look_at_data_end(request, model, notes, outputs)
-    facts = rank_facts(request, model, weights=weights, items=items, max_tokens=max_tokens, pixels=pixels)
+    source = _look_at_data_end(request, model, notes, outputs)
+    facts = rank_facts(
+        request,
+        model,
+        weights=weights,
+        items=None if source is None else len(source),
+        max_tokens=None if source is None else source.max_tokens,
+        lengths=None if source is None else source.lengths,
+        pixels=None if source is None else source.pixels,
+    )
     return {**facts, "weights_error": weights_error}
 
 
@@ -117,20 +125,20 @@ def _likely_dtype(request: RunRequest) -> torch.dtype:
 
 def _look_at_data_end(
     request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
-) -> tuple[int | None, int | None, PixelTable | None]:
-    """On the data rank, look at input and output. Return items, longest sentence, and table of pixels."""
+) -> InputSource | None:
+    """On the data rank, look at input and output. Return the input, or None if it cannot be read."""
     if request.world.rank != request.schedule.data_rank:
-        return None, None, None
+        return None
     from pipeedge.data import open_run_input
 
     with notes.recording("output"):
         _check_outputs(request, model, notes, outputs)
-    found: tuple[int | None, int | None, PixelTable | None] = None, None, None
+    found: InputSource | None = None
     with notes.recording("input"):
         source = open_run_input(request, model)
         if request.output.check_items:
             source.check_distinct(request.output.check_items, "--check")
-        found = len(source), source.max_tokens, source.pixels
+        found = source
         notes.add_own(ok("input", count(len(source), "item")))
     return found
 

@@ -132,8 +132,13 @@ class PlanCosts(Struct, frozen=True):
     moments: tuple[MomentCosts, ...] = ()
     """Costs at the moments that were asked for."""
 
-    def prediction(self, tokens: int | None) -> Prediction:
-        """Return the prediction for sentences of at most ``tokens`` tokens, or images (None)."""
+    def prediction(self, tokens: int | None, *, mixed: bool = False) -> Prediction:
+        """Return the prediction for sentences of at most ``tokens`` tokens, or images (None).
+
+        Args:
+            tokens: Tokens of the longest sentence; None for images.
+            mixed: Whether the costs are averages over sentences of several lengths.
+        """
         return Prediction(
             tuple(
                 StagePrediction(
@@ -147,4 +152,5 @@ class PlanCosts(Struct, frozen=True):
             self.feed_s,
             self.collect_s,
             self.joules_per_item,
+            mixed,
         )

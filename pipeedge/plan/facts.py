@@ -38,6 +38,7 @@ def rank_facts(
     weights: str | None,
     items: int | None,
     max_tokens: int | None,
+    lengths: str | None = None,
     pixels: PixelTable | None = None,
     memory_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def rank_facts(
         weights: Fingerprint of the weights, or None if they are random.
         items: Number of items of the input, on the data rank.
         max_tokens: Number of tokens of the longest sentence, on the data rank.
+        lengths: Histogram of the lengths of the sentences, on the data rank; None if they do not differ.
         pixels: Values that the bytes of pictures stand for, on the data rank; None if none are sent.
         memory_bytes: Memory that the rank can allocate, or None if that is unknown.
     """
@@ -65,6 +67,7 @@ def rank_facts(
         "data_rank": request.schedule.data_rank,
         "items": items,
         "max_tokens": max_tokens,
+        "lengths": lengths,
         "pixel_table": None if pixels is None else pixels.to_text(),
         "record_rows": request.output.record_rows,
         **{f"{_COMMON_OPTION}{name}": value for name, value in request.agreed(own_name).items()},

@@ -60,13 +60,20 @@ def profiled_search(
         request,
         model,
         plan.max_tokens,
+        lengths=plan.lengths,
         eight_bit=plan.pixel_table is not None,
         ranks=range(request.world.size),
         limits=limits,
     )
     asked = dataclasses.replace(asked, time_limit_s=_TIME_LIMIT_S)
     body = scheduler.read_problem(asked)
-    return LiveSearch(body, asked.solver_options, host_names(request), request.links.quant_bits)
+    return LiveSearch(
+        body,
+        asked.solver_options,
+        host_names(request),
+        request.links.quant_bits,
+        mixed=plan.lengths is not None,
+    )
 
 
 class LiveSearch:
@@ -77,6 +84,7 @@ class LiveSearch:
         options: Objective and limits of the search.
         names: Host of each rank.
         quant_bits: Bits per value on each link if the user has chosen them, or None.
+        mixed: Whether the times are averages over sentences of several lengths.
         ask: Asks the program.
     """
 
@@ -86,12 +94,15 @@ class LiveSearch:
         options: SolverOptions,
         names: Sequence[str],
         quant_bits: Sequence[int] | None = None,
+        *,
+        mixed: bool = False,
         ask: Ask = scheduler.ask,
     ) -> None:
         self._body = body
         self._options = options
         self._names = tuple(names)
         self._quant_bits = quant_bits
+        self._mixed = mixed
         self._ask = ask
 
     @property
@@ -163,7 +174,7 @@ class LiveSearch:
         }
         answer = self._ask(body, self._options.evaluating(), _TIME_LIMIT_S)
         found = scheduler.read_answer(answer["plans"][0], self._names)
-        return PlannedSchedule(self._schedule(stages), found.costs.prediction(tokens))
+        return PlannedSchedule(self._schedule(stages), found.costs.prediction(tokens, mixed=self._mixed))
 
     def _found(
         self, conditions: Conditions, hosts: frozenset[str], before: Mapping[str, Any]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pipeedge.base.fields import Count, LongLine, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
+from pipeedge.base.text_lengths import check_lengths
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
 from pipeedge.models.decoder import DecoderModel
@@ -48,9 +49,12 @@ class InputFacts:
     max_tokens: Count | None
     """Tokens of the longest sentence, or None for images."""
     pixel_table: Text | None
+    lengths: Text | None = None
+    """Histogram of the lengths of the sentences, or None if they do not differ or are unknown."""
 
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
+        check_lengths(self.lengths)
 
 
 def link_specs(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]:
@@ -70,6 +74,8 @@ class Plan:
     max_tokens: Count | None
     prediction: Prediction | None
     compression: CompressionRequest = field(default_factory=CompressionRequest)
+    lengths: Text | None = None
+    """Histogram of the lengths of the sentences, or None if they do not differ or are unknown."""
     pixel_table: Text | None = None
     """Output of ``PixelTable.to_text``; None if pictures are not sent as bytes."""
     record_rows: Count = DEFAULT_ROWS
@@ -95,6 +101,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
+        check_lengths(self.lengths)
 
     def links(self, model: Model | DecoderModel) -> list[Link]:
         """Return all links, in order: from the data rank to stage 0, from stage to stage, and back.

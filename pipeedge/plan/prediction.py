@@ -71,6 +71,8 @@ class Prediction:
     last stage is on another host."""
     joules_per_item: Number | None = None
     """Energy of all hosts that are on, once the pipeline is full, or None if it is unknown."""
+    mixed: bool = False
+    """Whether times are averages over sentences of several lengths, rather than those of the longest."""
 
     @property
     def scaled(self) -> bool:
@@ -190,17 +192,13 @@ def compare(
         if promised is None or steady_items_per_s is None
         else PredictedFigure(promised, steady_items_per_s),
         run=None if whole is None or run_items_per_s is None else PredictedFigure(whole, run_items_per_s),
-        stages=tuple(
-            _compare_stage(prediction.stages[stats.stage], stats, prediction.period_s, prediction.tokens)
-            for stats in stages
-        ),
+        stages=tuple(_compare_stage(prediction, stats) for stats in stages),
         bottleneck=prediction.bottleneck,
     )
 
 
-def _compare_stage(
-    predicted: StagePrediction, stats: StageStats, period_s: float, tokens: int | None
-) -> StageComparison:
+def _compare_stage(prediction: Prediction, stats: StageStats) -> StageComparison:
+    predicted, period_s = prediction.stages[stats.stage], prediction.period_s
     compute = PredictedFigure(predicted.busy_s, stats.compute_s_mean)
     measured_s = stats.link_s
     link = (
@@ -216,7 +214,7 @@ def _compare_stage(
         )
     elif compute.error is not None and abs(compute.error) > REMARKABLE:
         remark = f"stage {stats.stage} (rank {stats.rank}) is off by {compute.error:+.0%}: " + _why(
-            predicted, stats, tokens, slower=compute.error > 0
+            prediction, stats, slower=compute.error > 0
         )
     elif link is not None and link.measured - link.predicted > REMARKABLE * max(link.predicted, period_s):
         # A link that is fast enough not to be felt may be as slow as it likes.
@@ -227,7 +225,8 @@ def _compare_stage(
     return StageComparison(stats.stage, stats.rank, compute, link, remark)
 
 
-def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, slower: bool) -> str:
+def _why(prediction: Prediction, stats: StageStats, *, slower: bool) -> str:
+    predicted, tokens = prediction.stages[stats.stage], prediction.tokens
     if tokens is not None and not predicted.fits_tokens(tokens):
         known = (
             f"with {predicted.tokens[0]} tokens" if predicted.tokens else "with an unknown number of tokens"
@@ -241,7 +240,7 @@ def _why(predicted: StagePrediction, stats: StageStats, tokens: int | None, *, s
             f"it computes with {count(stats.threads, 'thread')} and was profiled with {predicted.threads}; "
             f"set OMP_NUM_THREADS={predicted.threads}, or profile as it runs"
         )
-    if not slower and tokens is not None:
+    if not slower and tokens is not None and not prediction.mixed:
         return (
             f"its times are those of the longest sentence, {tokens} tokens, and a microbatch is only as long "
             "as its own longest; are most sentences shorter?"

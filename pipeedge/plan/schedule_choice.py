@@ -88,6 +88,7 @@ def plan_schedule(
     model: CutModel,
     tokens: int | None = None,
     *,
+    lengths: str | None = None,
     eight_bit: bool = True,
     ranks: Collection[int] | None = None,
     losses: bool = False,
@@ -101,6 +102,7 @@ def plan_schedule(
         request: Request of rank 0.
         model: The model to cut.
         tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
+        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
         eight_bit: Whether pictures are sent as bytes.
         ranks: Ranks whose hosts the scheduler may use, when others are lost; None for all.
         losses: Whether to ask the scheduler what the loss of each host would cost.
@@ -118,6 +120,7 @@ def plan_schedule(
             request,
             model,
             tokens,
+            lengths=lengths,
             eight_bit=eight_bit,
             ranks=ranks,
             losses=losses,
@@ -181,6 +184,7 @@ def plan_after_loss(
     layer_bytes: Callable[[Schedule], Sequence[float]],
     *,
     tokens: int | None = None,
+    lengths: str | None = None,
     eight_bit: bool = True,
     limits: Choice | None = None,
 ) -> PlannedSchedule | str:
@@ -193,6 +197,7 @@ def plan_after_loss(
         survivors: Ranks that are left.
         layer_bytes: Returns the bytes of the weights of each layer, in the number types of a schedule.
         tokens: Tokens of the longest sentence; None for images.
+        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
         eight_bit: Whether pictures are sent as bytes.
         limits: Limits of the plan before the loss; None for those of the request.
 
@@ -208,6 +213,7 @@ def plan_after_loss(
         request,
         model,
         tokens,
+        lengths=lengths,
         eight_bit=eight_bit,
         ranks=ranks,
         limits=limits,
@@ -250,6 +256,7 @@ def _scheduled(
     model: CutModel,
     tokens: int | None,
     *,
+    lengths: str | None,
     eight_bit: bool,
     ranks: Collection[int] | None,
     losses: bool,
@@ -260,7 +267,7 @@ def _scheduled(
     """Return what the scheduler finds, with the bits of ``-q`` if they are given."""
     wanted, after_loss = request.schedule, ranks is not None
     asked, unlisted = scheduler_request(
-        request, model, tokens, eight_bit=eight_bit, ranks=ranks, limits=limits
+        request, model, tokens, lengths=lengths, eight_bit=eight_bit, ranks=ranks, limits=limits
     )
     survive_loss = wanted.survive_loss and not after_loss
     asked = dataclasses.replace(asked, survive_loss=survive_loss, losses=losses, loaded=loaded)
@@ -268,8 +275,8 @@ def _scheduled(
     found = plan.solution
     if request.links.quant_bits is not None:
         found = _with_bits(plan, request.links.quant_bits, wanted.hosts)
-    prediction = found.costs.prediction(tokens)
-    notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, tokens))
+    prediction = found.costs.prediction(tokens, mixed=lengths is not None)
+    notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, tokens, lengths))
     return PlannedSchedule(
         found.schedule,
         prediction,
@@ -327,15 +334,17 @@ def _chosen(
         return choose(asked, wanted.hosts, name, trial=trial)
 
 
-def _scaling_notes(prediction: Prediction, tokens: int | None) -> tuple[str, ...]:
-    """Return a note if profiles of other lengths were scaled to that of the input."""
+def _scaling_notes(prediction: Prediction, tokens: int | None, lengths: str | None) -> tuple[str, ...]:
+    """Return a note if profiles of other lengths were scaled to those of the input."""
     profiled = sorted({length for stage in prediction.stages for length in stage.tokens})
     if tokens is None or not prediction.scaled or profiled == [tokens]:
         return ()
-    return (
-        f"scheduled for sentences of {count(tokens, 'token')}, the longest of the input (profiled with "
-        f"{', '.join(map(str, profiled))})",
+    which = (
+        f"of {count(tokens, 'token')}, the longest of the input"
+        if lengths is None
+        else f"as long as those of the input, the longest {count(tokens, 'token')}"
     )
+    return (f"scheduled for sentences {which} (profiled with {', '.join(map(str, profiled))})",)
 
 
 def _transport(request: RunRequest) -> str:
@@ -348,6 +357,7 @@ def scheduler_request(
     model: CutModel,
     tokens: int | None,
     *,
+    lengths: str | None = None,
     eight_bit: bool,
     ranks: Collection[int] | None = None,
     limits: Choice | None = None,
@@ -358,6 +368,7 @@ def scheduler_request(
         request: Request of rank 0.
         model: The model to cut.
         tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
+        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
         eight_bit: Whether pictures are sent as bytes.
         ranks: Ranks whose hosts the scheduler may use; None for all. Then the run has begun, and its
             microbatches keep their size.
@@ -407,6 +418,7 @@ def scheduler_request(
         choice=choice,
         link_bits=link_bits or "0",
         tokens=tokens,
+        lengths=lengths,
         transport=_transport(request),
         data_host=data_host,
         hosts=hosts,

@@ -102,6 +102,8 @@ class SchedulerRequest:
     """Bits per value on links between stages, or ``auto``."""
     tokens: int | None = None
     """Tokens of the longest sentence, to which times and sizes are scaled; None: as profiled."""
+    lengths: str | None = None
+    """Lengths of the sentences as ``5:1,9:2``, whose average times count; None if all are as the longest."""
     transport: str = "p2p"
     """Transport of the links, whose costs are counted where a profile has them."""
     objective: str = "throughput"
@@ -150,6 +152,7 @@ class SchedulerRequest:
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,
             "--tokens": self.tokens,
+            "--lengths": self.lengths,
             "--transport": None if self.transport == "p2p" else self.transport,
             "--data-host": self.data_host,
             "--input-bytes": self.input_bytes,

@@ -75,6 +75,7 @@ def find_facts(context: RankContext, weights: str | None, data: DataEnds | None)
         weights=weights,
         items=source.total if source is not None else None,
         max_tokens=source.max_tokens if source is not None else None,
+        lengths=source.lengths if source is not None else None,
         pixels=source.pixels if source is not None else None,
         memory_bytes=available_bytes(),
     )
@@ -120,7 +121,12 @@ class Decider:
         with context.activity.busy("scheduling"):
             eight_bit = known.pixel_table is not None
             planned = plan_schedule(
-                request, context.model, known.max_tokens, eight_bit=eight_bit, trial=self._trial
+                request,
+                context.model,
+                known.max_tokens,
+                lengths=known.lengths,
+                eight_bit=eight_bit,
+                trial=self._trial,
             )
         for note in planned.notes:
             context.warn(note)
@@ -131,6 +137,7 @@ class Decider:
             items=known.items,
             microbatch_size=planned.microbatch_size or request.microbatch_size,
             max_tokens=known.max_tokens,
+            lengths=known.lengths,
             pixel_table=known.pixel_table,
             prediction=planned.prediction,
             compression=request.links.compression,

@@ -26,10 +26,12 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     model = find_outline(request.model.name)
     model.check_sizes(request.model.weights)
     arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
+    tokens, lengths = _tokens_here(request, model)
     planned = plan_schedule(
         request,
         model,
-        _tokens_here(request, model),
+        tokens,
+        lengths=lengths,
         eight_bit=not arrays,
         losses=request.transport.goes_on,
         trial=_trial(request) if request.schedule.held_out else None,
@@ -71,11 +73,12 @@ def _trial(request: RunRequest) -> Trial:
     return HeldOutTrial(request, model, items, resolve_device(request.model.device))
 
 
-def _tokens_here(request: RunRequest, model: Outline) -> int | None:
-    """Tokens of the longest sentence, where this rank has the input and its length counts."""
+def _tokens_here(request: RunRequest, model: Outline) -> tuple[int | None, str | None]:
+    """Tokens of the longest sentence, and all lengths, where this rank has the input and they count."""
     counts = request.schedule.automatic and model.takes_text
     if not counts or request.world.rank != request.schedule.data_rank:
-        return None
+        return None, None
     from pipeedge.data import open_run_input  # imports torch, which other dry runs do without
 
-    return open_run_input(request, model).max_tokens
+    source = open_run_input(request, model)
+    return source.max_tokens, source.lengths

@@ -92,6 +92,7 @@ def plan_schedule_again(
         survivors,
         lambda schedule: _layer_bytes(model, schedule),
         tokens=before.max_tokens,
+        lengths=before.lengths,
         eight_bit=before.pixel_table is not None,
         limits=limits,
     )

@@ -133,6 +133,7 @@ class StepQueue:
     """
 
     max_tokens: int | None = None
+    lengths: str | None = None
     pixels: PixelTable | None = None
     unfinished: Path | None = None
     lanes: tuple[Lane, ...] = ()

@@ -108,6 +108,7 @@ class RequestQueue:
     """
 
     total = None
+    lengths = None
     skipped: tuple[SkippedItem, ...] = ()
     unfinished: Path | None = None
 

@@ -123,6 +123,22 @@ std::vector<Group> option_groups() {
             [](CommandLine& c, const std::string& n, const std::string& v) {
               c.request.tokens = whole_number(n, v, 1, 1e9);
             }},
+           {{"--lengths"},
+            "N:COUNT,...",
+            "how many sentences there are of each length, if they\n"
+            "differ: times are the averages of microbatches as long\n"
+            "as their longest sentence [all as the longest]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.lengths.clear();
+              for (const std::string& entry : names(n, v)) {
+                const std::size_t colon = entry.find(':');
+                if (colon == std::string::npos) {
+                  throw UsageError(n + ": '" + yaml::printable(entry) + "' is not of the form N:COUNT");
+                }
+                c.request.lengths.push_back({whole_number(n, entry.substr(0, colon), 1, 1e9),
+                                             whole_number(n, entry.substr(colon + 1), 1, 1e15)});
+              }
+            }},
            {{"--transport"},
             "NAME",
             "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp\n"
@@ -349,6 +365,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   }
   check_joint(line, given);
   if (line.joint) line.request.choice = line.choice;
+  for (const yaml::Length& length : line.request.lengths) {
+    line.request.tokens = std::max(line.request.tokens, length.tokens);
+  }
   if (line.format == Format::kFiles) {
     if (!scheduling.empty()) {
       throw UsageError(scheduling + ": --format files prints only the contents of files; leave out " + scheduling);

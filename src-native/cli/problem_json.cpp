@@ -205,6 +205,7 @@ class Reader {
     setting.element_bytes = inherited(entry, "element_bytes").number();
     setting.input_bytes = number_or(entry, "input_bytes", number_or(root_, "input_bytes", -1));
     setting.output_bytes = number_or(entry, "output_bytes", number_or(root_, "output_bytes", -1));
+    if (const auto carried = find_inherited(entry, "carried")) setting.carried = carried->numbers();
     setting.buffers_in = inherited(entry, "buffers_in").number();
     setting.buffers_out = inherited(entry, "buffers_out").number();
     Names types;
@@ -377,6 +378,7 @@ void write_setting(JsonWriter& json, const Problem& problem, const Setting& sett
   json.key("element_bytes").value(setting.element_bytes);
   if (setting.input_bytes >= 0) json.key("input_bytes").value(setting.input_bytes);
   if (setting.output_bytes >= 0) json.key("output_bytes").value(setting.output_bytes);
+  write_known(json, "carried", setting.carried);
   json.key("buffers_in").value(setting.buffers_in);
   json.key("buffers_out").value(setting.buffers_out);
   json.key("types").open('[');

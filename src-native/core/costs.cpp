@@ -151,12 +151,12 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
                         setting.buffers_out * cut_bytes(problem, setting, stage.last);
     cost.mem_bytes = layers.held_bytes() + cost.buffer_bytes;
     cost.mem_available_bytes = type.mem_bytes;
-    cost.output_bytes = cost.sent_bytes = cut_bytes(problem, setting, stage.last);
+    cost.output_bytes = cost.sent_bytes = mean_bytes(problem, setting, stage.last);
     if (s > 0) {
       cost.link_in_s = costs.stages.back().link_out_s;
       cost.link_in_latency_s = costs.stages.back().link_out_latency_s;
     } else if (problem.data_host != -1) {
-      cost.link_in_s = links.seconds(problem.data_host, stage.host, cut_bytes(problem, setting, 0));
+      cost.link_in_s = links.seconds(problem.data_host, stage.host, mean_bytes(problem, setting, 0));
       cost.link_in_latency_s = links.seconds(problem.data_host, stage.host, 0);
     }
     const bool is_last = s + 1 == stages.size();

@@ -127,8 +127,8 @@ void Instance::add_modes(const LinkTable& links) {
         if (cut < layers()) through += type->time_s[index(cut)];
         handles_ = handles_ || receive_.back() > 0;
       }
-      from_data_.push_back(data == -1 ? 0 : links.seconds(data, host, bytes(local, 0)));
-      to_data_.push_back(data == -1 ? 0 : links.seconds(host, data, bytes(local, layers())));
+      from_data_.push_back(data == -1 ? 0 : links.seconds(data, host, mean_bytes(problem_, setting, 0)));
+      to_data_.push_back(data == -1 ? 0 : links.seconds(host, data, mean_bytes(problem_, setting, layers())));
     }
   }
 }

@@ -12,8 +12,13 @@ double cut_bytes(const Problem& problem, const Setting& setting, int layer) {
   return elements * setting.batch_size * setting.element_bytes;
 }
 
+double mean_bytes(const Problem& problem, const Setting& setting, int layer) {
+  const double part = setting.carried.empty() ? 1 : setting.carried[static_cast<std::size_t>(layer)];
+  return cut_bytes(problem, setting, layer) * part;
+}
+
 double link_bytes(const Problem& problem, const Setting& sender, int bits, int layer) {
-  const double bytes = cut_bytes(problem, sender, layer);
+  const double bytes = mean_bytes(problem, sender, layer);
   return bits == 0 ? bytes : bytes * (bits / (8 * sender.element_bytes));
 }
 

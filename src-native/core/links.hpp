@@ -9,10 +9,13 @@
 
 namespace pipeedge {
 
-// Bytes of one microbatch in memory at the cut before `layer`; 0 is the input, L the output.
+// Bytes of the largest microbatch in memory at the cut before `layer`; 0 is the input, L the output.
 double cut_bytes(const Problem& problem, const Setting& setting, int layer);
 
-// The same on a link between two stages, at so many bits per value; 0: uncompressed.
+// The same on average, which is less where microbatches differ.
+double mean_bytes(const Problem& problem, const Setting& setting, int layer);
+
+// Those on a link between two stages, at so many bits per value; 0: uncompressed.
 double link_bytes(const Problem& problem, const Setting& sender, int bits, int layer);
 
 // Whether a width is smaller than uncompressed values of the sender, or is none.

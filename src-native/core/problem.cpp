@@ -105,6 +105,13 @@ void check_setting(const Setting& setting, const Problem& problem) {
   check_number(setting.element_bytes, "the bytes of an element");
   check_number(std::max(setting.input_bytes, 0.0), "the bytes of an item of input");
   check_number(std::max(setting.output_bytes, 0.0), "the bytes of an item of output");
+  if (!setting.carried.empty() && setting.carried.size() != problem.model.mem_bytes.size() + 1) {
+    fail("carried: " + std::to_string(setting.carried.size()) + " values for " +
+         std::to_string(problem.model.mem_bytes.size() + 1) + " cuts");
+  }
+  for (const double part : setting.carried) {
+    if (!(part >= 0 && part <= 1)) fail("carried: a part is not a number from 0 to 1");
+  }
   check_number(setting.buffers_in, "the number of input buffers");
   check_number(setting.buffers_out, "the number of output buffers");
   for (std::size_t t = 0; t < setting.types.size(); ++t) {

@@ -24,7 +24,8 @@
 //                    period. On are the hosts with a stage, and the data host; links cost nothing
 //
 // bytes(cut) = elements * batch_size * element_bytes; for the input, input_bytes * batch_size if that is known, and
-// likewise for the output. A link at a cut inside the model may carry fewer bytes: elements * batch_size * bits / 8,
+// likewise for the output. Where microbatches differ, as those of sentences do, links carry the part of it that they
+// have on average, and times are averages, too. A link at a cut inside the model may carry fewer bytes: elements * batch_size * bits / 8,
 // if that is less than uncompressed values of the sending stage take. A bandwidth of 0 carries nothing, and sending
 // nothing costs only the latency. Without a data host, the first stage receives and the last one sends for free. With
 // one, its links to the first stage and from the last one count, and are free if that stage runs on the data host
@@ -121,6 +122,8 @@ struct Setting {
   double element_bytes = 4;
   double input_bytes = -1;        // of one item that enters the first layer; negative: elements_in * element_bytes
   double output_bytes = -1;       // of one item that leaves the last layer; negative: elements * element_bytes
+  // Empty, or by cut 0..L: part of these bytes that a microbatch has on average. Buffers hold the largest one.
+  std::vector<double> carried;
   double buffers_in = 2;          // microbatches that a stage buffers before itself
   double buffers_out = 2;         // ... and after itself
   std::vector<DeviceType> types;  // types without hosts are allowed

@@ -13,7 +13,6 @@
 
 #include "../core/links.hpp"
 #include "../core/number_types.hpp"
-#include "scaling.hpp"
 #include "wording.hpp"
 
 namespace pipeedge::yaml {
@@ -41,10 +40,10 @@ void add_handling(const Handling& handling, const Problem& problem, const Settin
   type.receive_s.resize(layers);
   type.send_s.resize(layers);
   const auto receive_s = [&](std::size_t cut) {
-    return handling.receive_s + handling.receive_s_per_byte * cut_bytes(problem, setting, static_cast<int>(cut));
+    return handling.receive_s + handling.receive_s_per_byte * mean_bytes(problem, setting, static_cast<int>(cut));
   };
   const auto send_s = [&](std::size_t cut) {
-    return handling.send_s + handling.send_s_per_byte * cut_bytes(problem, setting, static_cast<int>(cut));
+    return handling.send_s + handling.send_s_per_byte * mean_bytes(problem, setting, static_cast<int>(cut));
   };
   for (std::size_t layer = 0; layer < layers; ++layer) {
     type.receive_s[layer] += receive_s(layer);
@@ -263,9 +262,21 @@ class Assembler {
     }
     // Stages of any dtype give the outputs of the model as float32.
     setting.output_bytes = problem_.model.elements_out.back() * find_number_type("float32")->element_bytes;
+    lengths_ = request_.lengths.empty() ? std::vector<Length>{{request_.tokens, 1}}
+                                        : microbatch_lengths(request_.lengths, setting.batch_size);
+    if (!request_.lengths.empty() && model_->tokens > 0) add_carried(setting);
     type_index_.emplace_back();
     for (const TypeSpec& type : types_.entries) add_type(type, setting);
     problem_.settings.push_back(std::move(setting));
+  }
+
+  void add_carried(Setting& setting) const {
+    const Model mean = model_at(*model_, mean_tokens(lengths_));
+    const auto part = [](double some, double most) { return most > 0 ? std::min(some / most, 1.0) : 1; };
+    setting.carried.push_back(part(mean.elements_in, problem_.model.elements_in));
+    for (std::size_t layer = 0; layer < mean.elements_out.size(); ++layer) {
+      setting.carried.push_back(part(mean.elements_out[layer], problem_.model.elements_out[layer]));
+    }
   }
 
   // Adds a type to a setting if it has a profile for it.
@@ -296,7 +307,7 @@ class Assembler {
       warn(types_name_ + ": " + printable(spec.name) + " " + why);
     }
     const bool scales = request_.tokens > 0 && !profile.lengths.empty();
-    const Profile at = scales ? profile_at(profile, request_.tokens) : profile;
+    const Profile at = scales ? profile_at(profile, lengths_, request_.tokens) : profile;
     DeviceType type;
     type.name = spec.name;
     type.mem_bytes = spec.mem_bytes;
@@ -552,6 +563,7 @@ class Assembler {
   const ModelSpec* model_ = nullptr;
   std::map<std::string, std::string> dtype_of_;  // short names of the request, by device type
   std::unordered_map<std::string, const TypeSpec*> type_spec_;
+  std::vector<Length> lengths_;  // of the microbatches of the setting that is being added
   Assembly assembly_;
   Problem& problem_ = assembly_.problem;
   std::vector<std::unordered_map<std::string, int>> type_index_;  // by setting: into its types

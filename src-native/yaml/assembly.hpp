@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../core/problem.hpp"
+#include "scaling.hpp"
 #include "specs.hpp"
 
 namespace pipeedge::yaml {
@@ -36,6 +37,7 @@ struct Request {
   double buffers_out = 2;
   std::string data_host;           // empty: links from and to the data rank do not count
   double tokens = 0;               // of the longest sentence; 0: as profiled
+  std::vector<Length> lengths;     // of the sentences; empty: all are as long as the longest
   std::string transport = "p2p";   // of the links: one of kTransports
   double input_bytes = -1;         // of one item of input; negative: according to models.yml and the dtype
   std::vector<std::string> hosts;  // hosts to schedule on, from the devices file; empty: all

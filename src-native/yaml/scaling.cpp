@@ -1,6 +1,7 @@
 #include "scaling.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 #include "../core/lengths.hpp"
@@ -39,14 +40,48 @@ std::vector<double> list_at(const Profile& profile, std::vector<double> Profile:
   return found;
 }
 
+std::vector<double> mean_list(const Profile& profile, std::vector<double> Profile::*list,
+                              const std::vector<Length>& lengths) {
+  std::vector<double> mean((profile.*list).size(), 0);
+  for (const Length& length : lengths) {
+    const std::vector<double> values = list_at(profile, list, length.tokens);
+    for (std::size_t layer = 0; layer < mean.size(); ++layer) mean[layer] += length.part * values[layer];
+  }
+  return mean;
+}
+
 }  // namespace
 
-Profile profile_at(const Profile& profile, double tokens) {
-  Profile found = profile;
-  for (const auto list : {&Profile::time_s, &Profile::receive_s, &Profile::send_s, &Profile::activation_bytes}) {
-    found.*list = list_at(profile, list, tokens);
+std::vector<Length> microbatch_lengths(std::vector<Length> sentences, double batch_size) {
+  std::sort(sentences.begin(), sentences.end(), [](const Length& a, const Length& b) { return a.tokens < b.tokens; });
+  double all = 0;
+  for (const Length& length : sentences) all += length.part;
+  std::vector<Length> found;
+  double part = 0;    // of sentences up to this length
+  double shorter = 0;  // of microbatches that are shorter
+  for (const Length& length : sentences) {
+    part += length.part / all;
+    const double up_to = std::pow(std::min(part, 1.0), batch_size);
+    found.push_back({length.tokens, up_to - shorter});
+    shorter = up_to;
   }
-  found.tokens = tokens;
+  found.back().part += 1 - shorter;  // rounding
+  return found;
+}
+
+double mean_tokens(const std::vector<Length>& lengths) {
+  double mean = 0;
+  for (const Length& length : lengths) mean += length.part * length.tokens;
+  return mean;
+}
+
+Profile profile_at(const Profile& profile, const std::vector<Length>& lengths, double longest) {
+  Profile found = profile;
+  for (const auto list : {&Profile::time_s, &Profile::receive_s, &Profile::send_s}) {
+    found.*list = mean_list(profile, list, lengths);
+  }
+  found.activation_bytes = list_at(profile, &Profile::activation_bytes, longest);
+  found.tokens = longest;
   found.lengths.clear();
   return found;
 }

@@ -152,6 +152,25 @@ def test_text_is_scheduled_for_the_length_of_the_input(tmp_path: Path, dtype: st
         )
 
 
+def test_text_of_several_lengths_is_scheduled_for_their_average(tmp_path: Path) -> None:
+    line = f"0 2 {write_text_cluster(tmp_path, (512, 128))}"
+    model = find_model("bert-base-uncased")
+    asked = dataclasses.replace(request(line), microbatch_size=8)
+    found = plan_schedule(asked, model, 200, lengths="16:3,200:1")
+    assert found.prediction is not None
+    short = 0.75**8
+    expected = sum(
+        part * (12 * 1e-5 * tokens**2 + 36 * 1e-3 * tokens)
+        for tokens, part in ((16, short), (200, 1 - short))
+    )
+    assert sum(stage.busy_s for stage in found.prediction.stages) == pytest.approx(expected)
+    assert found.prediction.mixed
+    assert found.notes[-1] == (
+        "scheduled for sentences as long as those of the input, the longest 200 tokens "
+        "(profiled with 128, 512)"
+    )
+
+
 def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path) -> None:
     line = f"0 2 {write_text_cluster(tmp_path, (512,))}"
     model = find_model("bert-base-uncased")
@@ -167,7 +186,7 @@ def test_a_dry_run_uses_the_length_of_the_sentences(tmp_path: Path) -> None:
     shown: list[str] = []
     show_schedule(request(line), shown.append)
     longest = max(len(entry.bert_uncased_ids) for entry in shipped_sentences())
-    assert f"scheduled for sentences of {longest} tokens" in "\n".join(shown)
+    assert f"as long as those of the input, the longest {longest} tokens" in "\n".join(shown)
 
 
 @pytest.fixture

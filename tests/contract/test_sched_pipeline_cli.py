@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -422,6 +423,43 @@ def test_times_and_memory_are_scaled_to_the_length(cluster: Cluster, tokens: int
     assert stage["compute_s"] == pytest.approx(3 * tokens + tokens**2 + 3 * (10 + 2 * tokens))
     buffers = 2 * 8 * 4 * (10 * tokens + 7)
     assert stage["mem_bytes"] == pytest.approx((6 + tokens) * MIB + buffers)
+
+
+def test_of_several_lengths_the_average_counts_and_the_longest_fits(cluster: Cluster) -> None:
+    """Of 8 sentences that are drawn, the longest decides; all combinations are counted up."""
+    _text(cluster)
+    sentences = {4: 5, 16: 2, 32: 1}
+    longest = {0: 1.0}
+    for _ in range(8):
+        drawn: dict[int, float] = defaultdict(float)
+        for (before, part), (tokens, number) in itertools.product(longest.items(), sentences.items()):
+            drawn[max(before, tokens)] += part * number / 8
+        longest = dict(drawn)
+    given = ",".join(f"{tokens}:{number}" for tokens, number in sentences.items())
+    (stage,) = json.loads(cluster.run("--lengths", given, "--format", "json", "--data-host=f0").out)[
+        "schedule"
+    ]
+    alone = {
+        tokens: json.loads(cluster.run(f"--tokens={tokens}", "--format", "json").out)["schedule"][0]
+        for tokens in sentences
+    }
+    assert stage["compute_s"] == pytest.approx(sum(longest[n] * alone[n]["compute_s"] for n in sentences))
+    assert stage["mem_bytes"] == pytest.approx(alone[32]["mem_bytes"])
+    problem = json.loads(cluster.run("--lengths", given, "--format", "problem").out)
+    mean = sum(part * tokens for tokens, part in longest.items())
+    elements = [330 + 20 * (tokens - 16) for tokens in (mean, 32)]
+    assert problem["carried"] == pytest.approx([mean / 32, *[elements[0] / elements[1]] * 3, 1])
+    again = json.loads(run("--problem=-", "--format", "json", text=json.dumps(problem)).out)
+    assert again["schedule"][0]["compute_s"] == stage["compute_s"]
+
+
+@pytest.mark.parametrize("given", ["4", "4:", ":4", "4:0", "a:b", "4:1,", "4:1:2", ""])
+def test_malformed_lengths_are_refused(cluster: Cluster, given: str) -> None:
+    _text(cluster)
+    done = cluster.run(f"--lengths={given}")
+    assert done.code == 2
+    assert done.err.startswith("sched-pipeline: error: --lengths: ")
+    assert done.err.count("\n") == 1
 
 
 def test_without_a_length_it_is_as_profiled(cluster: Cluster) -> None:

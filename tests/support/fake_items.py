@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pipeedge.data.items import Item
+from pipeedge.data.items import NO_TOKENS, Item
 
 
 class NumberedItems:
@@ -14,6 +14,7 @@ class NumberedItems:
 
     has_labels = False
     max_tokens = None
+    token_counts = NO_TOKENS
     in_memory = False
     pixels = None
 

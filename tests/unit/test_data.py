@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,10 @@ class Sequences:
     @property
     def max_tokens(self) -> int:
         return max(self.lengths, default=0)
+
+    @property
+    def token_counts(self) -> Counter[int]:
+        return Counter(self.lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -153,6 +158,7 @@ class TestMicrobatches:
         assert [(len(item.tensors[0]), item.label) for item in read] == expected
         assert [joined.source(index) for index in range(len(joined))] == [item.source for item in read]
         assert joined.max_tokens == max((length for length, _ in expected), default=0)
+        assert joined.token_counts == Counter(length for length, _ in expected)
         if expected:
             repeated = RepeatedItems(joined, 11)
             labels = [repeated.read(index).label for index in range(11)]

@@ -15,7 +15,7 @@ from places import ROOT
 PACKAGE = ROOT / "pipeedge"
 
 PICTURE = """
-base       wording backpressure interrupt crew channel machine heap lazy_exports pacing
+base       wording text_lengths backpressure interrupt crew channel machine heap lazy_exports pacing
            deferred_imports shapes payload errors ports archive fields files json_file json_types
            schedule streams yamlfile yamledit program guard console
 request    environment configured parsing declared scheduling files keys http_options generation config
@@ -130,6 +130,7 @@ PURE = (
     "control.messages",
     "base.backpressure",
     "base.wording",
+    "base.text_lengths",
     "base.errors",
     "base.fields",
     "launch.commands",
