@@ -51,8 +51,8 @@ def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> 
     outline = find_any(name_or_dir, fetch=fetch)
     if outline.family.decodes:
         raise ModelError(
-            f"{outline.name} generates text (family {outline.family.name}): such models are not run yet; "
-            "choose an encoder (docs/models.md)"
+            f"{outline.name} generates text (family {outline.family.name}): this takes encoders only "
+            "(docs/decoders.md)"
         )
     return outline
 

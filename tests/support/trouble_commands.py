@@ -48,7 +48,7 @@ RUNTIME = {
     "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
     "model_type 't5' is not supported; supported are …": "0 1 -m ./t5",
-    "… generates text (family …): such models are not run yet; choose an encoder (docs/models.md)": (
+    "no vocabulary for ./llama, so token ids cannot become text: put its tokenizer.json into llama": (
         "0 1 -m ./llama"
     ),
     "https://example.org/a.png is a URL, and nothing is fetched: download it, and give the file": (

@@ -190,7 +190,7 @@ def test_other_number_types_stay_close(
 def test_programs_refuse_a_decoder_in_one_line(
     saved: dict[str, tuple[Path, transformers.PreTrainedModel]],
 ) -> None:
-    with pytest.raises(ModelError, match=r"generates text \(family llama\): such models are not run yet"):
+    with pytest.raises(ModelError, match=r"generates text \(family llama\): this takes encoders only"):
         find_outline(saved["llama2"][0])
 
 
