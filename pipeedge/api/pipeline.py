@@ -32,6 +32,7 @@ import torch
 from PIL import Image
 
 from pipeedge.api.answering import Sequences, answers_in_order
+from pipeedge.api.generating import GeneratedText, QueuedText
 from pipeedge.api.ranks import LocalRanks
 from pipeedge.base.crew import Threads
 from pipeedge.base.errors import PipeEdgeError, RequestError
@@ -39,11 +40,14 @@ from pipeedge.base.machine import processors
 from pipeedge.base.ports import free_port
 from pipeedge.data import DataEnds
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
-from pipeedge.models import Model, find_model
+from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel, find_runnable
+from pipeedge.plan.model_limits import fitting_request
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import RuntimeCommand, options_given, parse_runtime
 from pipeedge.run.pipeline import run
+from pipeedge.run.step_queue import StepQueue
 from pipeedge.serve.answers import ModelAnswer, check_kind
 from pipeedge.serve.pending import AnswerFuture, EndedError
 from pipeedge.serve.queued_model import QueuedModel
@@ -150,7 +154,7 @@ class Pipeline:
         self._ended: Future[None] = Future()
         self._error_seen = False
         """Whether the caller knows already why the pipeline has failed."""
-        self._service: QueuedModel | None = None
+        self._service: QueuedModel | QueuedText | None = None
         self._process: int | None = None
         """Id of the process that runs it, or None before it starts."""
         self._with_python: Finalize | None = None
@@ -172,10 +176,14 @@ class Pipeline:
                 else "the pipeline is running already: ask it, or make another one"
             )
         request = self._request
-        model = find_model(request.model.name)
-        service = QueuedModel.open(
-            request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
-        )
+        model = find_runnable(request.model.name)
+        service: QueuedModel | QueuedText
+        if isinstance(model, DecoderModel):
+            service = QueuedText.open(fitting_request(request, model), model)
+        else:
+            service = QueuedModel.open(
+                request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
+            )
         self._process, self._service = os.getpid(), service
         # Not ``atexit``: processes that multiprocessing forks do without it before Python 3.13.
         self._with_python = Finalize(None, self._end_with_python, exitpriority=_BEFORE_OTHERS)
@@ -187,7 +195,7 @@ class Pipeline:
             if self._ended.done():
                 self._ended.result()
         except BaseException:
-            service.queue.abandon()
+            _abandon(service.queue)
             self._service = None
             self._stack.__exit__(*sys.exc_info())
             self._settle()
@@ -222,7 +230,7 @@ class Pipeline:
         torch.set_num_threads(threads_each(cores, size))
         self._stack.enter_context(LocalRanks(commands[1:], inherited_environment()))
 
-    def _take_part(self, queue: RequestQueue) -> None:
+    def _take_part(self, queue: RequestQueue | StepQueue) -> None:
         """Run rank 0, in a thread of its own, until the queue ends or something fails."""
         try:
             run(
@@ -265,7 +273,7 @@ class Pipeline:
         if self._service is not None:
             queue = self._service.queue
             if abandon:
-                queue.abandon()
+                _abandon(queue)
             else:
                 queue.drain()
             try:
@@ -299,9 +307,59 @@ class Pipeline:
     # -- questions ---------------------------------------------------------------------------------
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Model | DecoderModel:
         """The model."""
-        return self._running().model
+        return self._present().model
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer of a decoder together, in tokens.
+
+        Raises:
+            RequestError: The model does not generate text.
+        """
+        return self._generating().queue.context
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> GeneratedText:
+        """Let a decoder continue a text, and return its answer as it grows.
+
+        >>> with Pipeline("llama-puzzles") as pipeline:  # doctest: +SKIP
+        ...     for piece in pipeline.generate("What is 47 + 85?", max_tokens=8):
+        ...         print(piece, end="")
+
+        Args:
+            prompt: A text, which is continued as it is, or token ids.
+            options: Sampling options by the names that a line of a ``.jsonl`` has, such as ``max_tokens``,
+                ``temperature``, ``stop`` and ``seed``.
+
+        Raises:
+            InputError: The prompt or an option cannot be used.
+            EndedError: The pipeline has ended.
+        """
+        kind = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
+        return self._generating().ask({**options, **kind}, "prompt", self._notice)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GeneratedText:
+        """Let a decoder answer the last message of a conversation, and return its answer as it grows.
+
+        Args:
+            messages: The conversation: ``[{"role": "user", "content": "Spell house."}]``.
+            options: As for ``generate``, and ``tools``.
+
+        Raises:
+            InputError: The model knows no conversations, or a message or an option cannot be used.
+            EndedError: The pipeline has ended.
+        """
+        asked = {**options, "messages": [dict(message) for message in messages]}
+        return self._generating().ask(asked, "messages", self._notice)
+
+    def _generating(self) -> QueuedText:
+        service = self._present()
+        if not isinstance(service, QueuedText):
+            raise RequestError(
+                f"{service.model.name} does not generate text: call the pipeline with its input"
+            )
+        return service
 
     def submit(self, value: Input, *, timeout_s: float | None = None) -> AnswerFuture:
         """Ask about one thing, and return the future answer; cancel it to give the question up.
@@ -392,6 +450,12 @@ class Pipeline:
         )
 
     def _running(self) -> QueuedModel:
+        service = self._present()
+        if isinstance(service, QueuedText):
+            raise RequestError(f"{service.model.name} generates text: call generate or chat")
+        return service
+
+    def _present(self) -> QueuedModel | QueuedText:
         if self._service is None:
             raise EndedError("the pipeline is not running: use it in a with statement, or start it")
         if self._is_copy:
@@ -439,6 +503,14 @@ def _request(command: RuntimeCommand) -> RunRequest:
             raise RequestError(f"Pipeline runs the model, and asks it from rank 0: leave out {name}")
     request.check_endless("Pipeline")
     return request
+
+
+def _abandon(queue: RequestQueue | StepQueue) -> None:
+    """Give up what waits."""
+    if isinstance(queue, StepQueue):
+        queue.abandon(EndedError("the pipeline was closed"))
+    else:
+        queue.abandon()
 
 
 def _give_up(submitted: asyncio.Future[AnswerFuture]) -> None:

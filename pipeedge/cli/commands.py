@@ -94,6 +94,12 @@ COMMANDS = (
         "run", "run one rank of a pipeline", "pipeedge.run.main", "pipeedge.request.options:runtime_parser"
     ),
     Command(
+        "chat",
+        "have a conversation with a model that generates text",
+        "pipeedge.cli.chat",
+        "pipeedge.cli.chat:chat_parser",
+    ),
+    Command(
         "launch",
         "start every rank of a run, here or over ssh",
         "pipeedge.launch.main",

@@ -12,7 +12,7 @@ from pipeedge.base.program import is_verbose, program_name
 from pipeedge.base.schedule import DTYPES
 from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype
-from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.models.registry import MODEL_NAMES, SHIPPED
 from pipeedge.models.weights.download import save_weights
 from pipeedge.request.parsing import OneLineParser, add_common, nonempty, path
 
@@ -39,7 +39,7 @@ def fetch_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="models to save (default: all): "
-        + ", ".join(name for name in MODEL_NAMES if name != DIGITS)
+        + ", ".join(name for name in MODEL_NAMES if name not in SHIPPED)
         + "; or ORG/NAME, repositories of the Hugging Face hub",
     )
     parser.add_argument(

@@ -25,10 +25,14 @@ from pipeedge.models.weights.hub import (
 )
 from pipeedge.models.weights.safetensors_files import SINGLE_FILE
 
-__all__ = ["DIGITS", "MODEL_NAMES", "find_any", "find_outline"]
+__all__ = ["DIGITS", "MODEL_NAMES", "PUZZLES", "SHIPPED", "find_any", "find_outline"]
 
 DIGITS = "vit-digits"
-"""Name of the small model that ships with the package."""
+"""Name of the small encoder that ships with the package."""
+PUZZLES = "llama-puzzles"
+"""Name of the small decoder that ships with the package."""
+SHIPPED = (DIGITS, PUZZLES)
+"""Models that ship with the package."""
 _ASSETS = Path(__file__).resolve().parent.parent / "assets"
 _SIZE = re.compile(r"([0-9]{1,5})(?:x([0-9]{1,5}))?")
 _LIKE = 0.6
@@ -36,7 +40,7 @@ _LIKE = 0.6
 
 log = logging.getLogger(__name__)
 
-MODEL_NAMES: tuple[str, ...] = (*KNOWN, DIGITS)
+MODEL_NAMES: tuple[str, ...] = (*KNOWN, *SHIPPED)
 """Every name that ``find_any`` knows; it also accepts directories and repositories of the hub."""
 
 
@@ -79,8 +83,8 @@ def find_any(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outl
         return _of_size(find_any(whole, fetch=fetch), name, size)
     if name in KNOWN:
         return KNOWN[name]
-    if name == DIGITS:
-        return _from_directory(_ASSETS / DIGITS, name)
+    if name in SHIPPED:
+        return _from_directory(_ASSETS / name, name)
     place, tower = _split_tower(name)
     if Path(place).is_dir():
         return _from_directory(Path(place), name, tower)

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeedge.base.errors import RequestError
-from pipeedge.models.decoder import check_decoder_dtype
-from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.declared import options_of
@@ -67,5 +65,8 @@ def _check_decoder(request: RunRequest, model: Outline) -> None:
     for option, (is_given, why) in refused.items():
         if is_given:
             raise RequestError(f"{option}: {why}")
+    from pipeedge.models.decoder import check_decoder_dtype  # imports torch, which a dry run does without
+    from pipeedge.models.dtypes import find_dtype
+
     for dtype in request.schedule.dtypes or ():
         check_decoder_dtype(find_dtype(dtype))

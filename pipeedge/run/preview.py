@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pipeedge.base.wording import figure
 from pipeedge.models.outline import Outline
-from pipeedge.models.registry import find_outline
+from pipeedge.models.registry import find_any
+from pipeedge.plan.model_limits import fitting_request
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
@@ -23,7 +24,8 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     Raises:
         PipeEdgeError: As ``run`` would, as far as this rank can see it alone.
     """
-    model = find_outline(request.model.name)
+    model = find_any(request.model.name)
+    request = fitting_request(request, model)
     model.check_sizes(request.model.weights)
     arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
     tokens, lengths = _tokens_here(request, model)
@@ -75,7 +77,7 @@ def _trial(request: RunRequest) -> Trial:
 
 def _tokens_here(request: RunRequest, model: Outline) -> tuple[int | None, str | None]:
     """Tokens of the longest sentence, and all lengths, where this rank has the input and they count."""
-    counts = request.schedule.automatic and model.takes_text
+    counts = request.schedule.automatic and model.takes_text and not model.family.decodes
     if not counts or request.world.rank != request.schedule.data_rank:
         return None, None
     from pipeedge.data import open_run_input  # imports torch, which other dry runs do without

@@ -54,6 +54,9 @@ class Listener(Protocol):
     def failed(self, sequence: int, error: RequestError) -> None:
         """Hear why the sequence has no answer."""
 
+    def broke(self, error: BaseException) -> None:
+        """Hear why the run has ended without the answer."""
+
 
 @dataclass(frozen=True)
 class StepBatch(Microbatch):
@@ -211,7 +214,7 @@ class StepQueue:
         )
         with self._changed:
             if self._scheduler is None or self._closed:
-                raise Closed
+                raise self.error or Closed
             number = next(self._numbers)
             self._scheduler.add(number, prompt.tokens, generation.most_tokens)
             self._sequences[number] = _Sequence(generation, listener)
@@ -235,13 +238,16 @@ class StepQueue:
             self._drains = True
             self._changed.notify_all()
 
-    def abandon(self) -> None:
-        """End the run without the answers that are missing."""
+    def abandon(self, error: BaseException) -> None:
+        """End the run without the answers that are missing; their listeners are told ``error``."""
         with self._changed:
+            listeners = [one.listener for one in self._sequences.values()]
             for sequence in tuple(self._sequences):
                 self._forget(sequence)
             self._drains = True
             self._changed.notify_all()
+        for listener in listeners:
+            listener.broke(error)
 
     # -- the source -------------------------------------------------------------------------------
 
@@ -361,11 +367,15 @@ class StepQueue:
         self.close()
 
     def fail(self, error: BaseException) -> None:
-        """Note why the run has failed."""
+        """Note why the run has failed, and tell those who wait."""
         with self._changed:
             self.error = self.error or error
+            listeners = [one.listener for one in self._sequences.values()]
+            self._sequences.clear()
         self.close()
         self.started.set()
+        for listener in listeners:
+            listener.broke(error)
 
 
 def _grew(listener: Listener, sequence: int, piece: Piece) -> Callable[[], None]:

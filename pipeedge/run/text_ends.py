@@ -303,6 +303,9 @@ class _Heard:
         if sequence in self.sequences:
             self.sink.failed(self, error)
 
+    def broke(self, error: BaseException) -> None:
+        """Do nothing: the run says why it ends."""
+
 
 def for_terminals(text: str) -> str:
     """Return text without characters that would control a terminal."""

@@ -26,6 +26,7 @@ import pipeedge
 from pipeedge.auction.options import parse_auction
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import COMMANDS as SCRIPTS
+from pipeedge.cli.chat import parse_chat
 from pipeedge.cli.completion import completion_parser
 from pipeedge.cli.config import config_parser
 from pipeedge.cli.fetch import parse_fetch
@@ -77,6 +78,7 @@ PARSERS: dict[str, Parse] = {
     "sched-pipeline": _sched_pipeline,
     "tools/testbed.py": parse_testbed,
     "train.py": lambda argv: parse_train(argv, Environment(), cores=2),
+    "pipeedge chat": parse_chat,
     "pipeedge completion": lambda argv: completion_parser().parse_args(argv),
     "pipeedge config": lambda argv: config_parser().parse_args(argv),
     "pipeedge ask": lambda argv: parse_ask(argv, Environment()),

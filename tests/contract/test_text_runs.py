@@ -18,7 +18,9 @@ from ports import free_port
 from rich.console import Console
 from waiting import LIMIT_S
 
-from pipeedge.base.errors import PipeEdgeError
+import pipeedge
+from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.cli import chat
 from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
@@ -191,3 +193,76 @@ def test_what_a_decoder_cannot_do_is_one_line(options: Sequence[object], words: 
 def test_an_encoder_has_no_options_of_decoders() -> None:
     (rank,) = run_ranks(1, "--context", 10, model=Path("vit-digits"))
     assert str(rank.error) == "--context: vit-digits does not generate text (docs/decoders.md)"
+
+
+def test_python_asks_a_decoder_piece_by_piece(vocabulary: Vocabulary) -> None:
+    with pipeedge.Pipeline("llama-puzzles", options=["--context", "64"]) as pipeline:
+        assert pipeline.context == 64
+        asked = [{"role": "user", "content": "Spell house."}]
+        answer = pipeline.chat(asked)
+        pieces = list(answer)
+        assert "".join(pieces) == answer.text == "h-o-u-s-e"
+        assert len(pieces) > 1
+        assert answer.answer.finish_reason == "stop"
+        tokens = vocabulary.encode_rendered(vocabulary.render(asked))
+        same = [pipeline.generate(tokens, max_tokens=20) for _ in range(3)]
+        assert [one.text for one in same] == [answer.text] * 3
+        endless = pipeline.generate("a", ignore_eos=True, temperature=1.0)
+        next(endless)
+        endless.close()
+        with pytest.raises(RequestError, match=r"given up before its end"):
+            endless.answer  # noqa: B018
+        with pytest.raises(RequestError, match=r"unknown field max_token"):
+            pipeline.generate("a", max_token=3)
+        with pytest.raises(RequestError, match=r"^llama-puzzles generates text: call generate or chat$"):
+            pipeline("a sentence")
+        with pytest.raises(RequestError, match=r"the context of 64 must have room"):
+            pipeline.generate("a" * 64)
+        left = pipeline.generate("a", ignore_eos=True, temperature=1.0)
+        pipeline.close(abandon=True)
+        with pytest.raises(PipeEdgeError):
+            left.answer  # noqa: B018
+
+
+class Interrupted:
+    """A pipeline whose user presses Ctrl-C after two pieces."""
+
+    context = 10
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.heard: list[list[dict[str, str]]] = []
+
+    def chat(self, messages: list[dict[str, str]]) -> Interrupted:
+        self.heard.append(messages)
+        self.pieces = iter(["a", "b"])
+        return self
+
+    def __iter__(self) -> Interrupted:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            return next(self.pieces)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n/new\nthree\n"))
+    pipeline = Interrupted()
+    chat.converse(pipeline, "be brief")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "ab\n" * 3
+    assert pipeline.closed == 3
+    system = {"role": "system", "content": "be brief"}
+    said = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "ab"}]
+    assert pipeline.heard == [
+        [system, said[0]],
+        [system, *said, {"role": "user", "content": "two"}],
+        [system, {"role": "user", "content": "three"}],
+    ]

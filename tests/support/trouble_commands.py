@@ -48,6 +48,7 @@ RUNTIME = {
     "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
     "model_type 't5' is not supported; supported are …": "0 1 -m ./t5",
+    "… generates text: give --prompt TEXT, or --input with a file of prompts": "0 1 -m llama-puzzles",
     "no vocabulary for ./llama, so token ids cannot become text: put its tokenizer.json into llama": (
         "0 1 -m ./llama"
     ),

@@ -18,7 +18,7 @@ from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.train.options import parse_train
 
-WITHOUT_SCRIPT = {"ask", "completion", "config", "down", "join", "node", "nodes", "status", "up"}
+WITHOUT_SCRIPT = {"ask", "chat", "completion", "config", "down", "join", "node", "nodes", "status", "up"}
 """Commands that the original has no script for."""
 
 

@@ -68,7 +68,7 @@ profile    request options results result_files handling network measuring forec
            plotting data_work transport_costs rehearsal converting products synthetic display job
            power layer_work dtype_agreement sensitivity session main
 launch     commands supervisor main
-api        ranks answering pipeline
+api        ranks answering generating pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
            options costs engine exporting samples partition preparing dividing batches session
            main __main__
@@ -79,7 +79,7 @@ testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
 nodes      messages talk programs facts store pairing discovery identity peer remote_rank composing
            deployment node inviting options shown main commands
-cli        commands scripts fetch key schedule completion config main
+cli        commands scripts chat fetch key schedule completion config main
 """
 """Packages and their modules. A module imports only earlier ones."""
 

@@ -16,6 +16,7 @@ from pipeedge.base.errors import InputError, ModelError, ScheduleError, WeightsE
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import DIGITS, MODEL_NAMES, find_model
 from pipeedge.models.activations import ACTIVATIONS
+from pipeedge.models.registry import SHIPPED
 
 # name: layers, default file, and the reference that has as many weights
 KNOWN: dict[str, tuple[int, str, type, dict[str, Any]]] = {
@@ -90,7 +91,7 @@ KNOWN: dict[str, tuple[int, str, type, dict[str, Any]]] = {
 
 
 def test_all_model_names_are_known() -> None:
-    assert set(MODEL_NAMES) == {*KNOWN, DIGITS}
+    assert set(MODEL_NAMES) == {*KNOWN, *SHIPPED}
 
 
 @pytest.mark.parametrize("name", KNOWN)

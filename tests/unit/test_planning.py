@@ -20,7 +20,8 @@ from pipeedge.base.fields import MALFORMED, decode, encode
 from pipeedge.base.payload import PixelTable, specs_bytes
 from pipeedge.base.schedule import BIT_WIDTHS, LayerRange, Schedule, StagePlan
 from pipeedge.compress import wire_specs
-from pipeedge.models import MODEL_NAMES, Model, find_model
+from pipeedge.models import MODEL_NAMES, Model
+from pipeedge.models.registry import find_any
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import MEASURED_LINK_S, Plan
 from pipeedge.plan.prediction import Prediction, StagePrediction
@@ -56,7 +57,7 @@ def test_the_requested_schedule_is_used(line: str, expected: list[tuple[int, str
 
 @given(st.integers(1, 60), st.sampled_from(MODEL_NAMES))
 def test_an_even_split_covers_every_layer_and_uses_every_rank_it_can(world: int, name: str) -> None:
-    model = find_model(name)
+    model = find_any(name)
     schedule = plan_schedule(request(f"0 {world}"), model).schedule
     assert schedule.check(n_layers=model.n_layers, world_size=world) is schedule
     assert len(schedule.stages) == min(world, model.n_layers)

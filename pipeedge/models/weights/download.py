@@ -25,7 +25,7 @@ from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_outp
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.model import Model, find_model
 from pipeedge.models.progress import ByteBar
-from pipeedge.models.registry import DIGITS, MODEL_NAMES
+from pipeedge.models.registry import MODEL_NAMES, SHIPPED
 from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.http_transfer import fetch_file
@@ -104,7 +104,7 @@ def save_weights(
         ModelError: A model has no source.
         WeightsError: A file cannot be fetched, does not fit its model, or cannot be written.
     """
-    own = [name for name in names if dtype is not None and name != DIGITS and Path(name).is_dir()]
+    own = [name for name in names if dtype is not None and name not in SHIPPED and Path(name).is_dir()]
     others = [_downloadable(name, origins) for name in names or origins if name not in own]
     own += [
         _fetch_repository(model, directory, say)
@@ -192,8 +192,8 @@ def _default_file(model: Model) -> Path:
 
 
 def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
-    if name == DIGITS:
-        raise ModelError(f"{DIGITS} comes with the package, so there is nothing to fetch")
+    if name in SHIPPED:
+        raise ModelError(f"{name} comes with the package, so there is nothing to fetch")
     model = find_model(name)
     if name not in origins and model.repository is None:
         known = ", ".join(known for known in MODEL_NAMES if known in origins)
