@@ -3,6 +3,7 @@
 pages        which pages of the cache each sequence has
 steps        which rows the next step has
 loop         all layers in one process
+structure    a JSON schema, regular expression or grammar that an answer follows by structure_matching
 sampling     the options of an answer, and the model's own (generation_config.json)
 sampler      scores -> the next token
 text_stream  tokens -> pieces of text, without half characters and stop strings

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from pipeedge.decoding.prompt import Prompt
-from pipeedge.decoding.sampler import DrawnToken, Mask, Sampler, Scores
+from pipeedge.decoding.sampler import DrawnToken, Sampler, Scores
+from pipeedge.decoding.structure import Structure
+from pipeedge.decoding.structure_matching import StructureMatcher
 from pipeedge.decoding.text_stream import TextStream, TokenTexts
 
 __all__ = ["FinishReason", "Generation", "Piece", "WrittenAnswer"]
+
+
+class AnswerTexts(TokenTexts, Protocol):
+    """The texts of tokens, and which of them follow a structure."""
+
+    def matcher(self, structure: Structure, end_tokens: Collection[int]) -> StructureMatcher:
+        """Return what follows an answer through a structure."""
 
 
 class FinishReason(StrEnum):
@@ -65,7 +75,7 @@ class Generation:
     """
 
     prompt: Prompt
-    texts: TokenTexts
+    texts: AnswerTexts
     context: int
     end_tokens: Collection[int] = ()
     seed: int = 0
@@ -88,6 +98,9 @@ class Generation:
             choice=self.choice,
         )
         self._stream = TextStream(self.texts, options.stop)
+        self._matcher = None
+        if options.structure is not None:
+            self._matcher = self.texts.matcher(options.structure, self._ends)
         room = self.context - len(self.prompt.tokens)
         self.most_tokens = room if options.max_tokens is None else min(room, options.max_tokens)
         """Number of tokens after which the answer ends."""
@@ -97,24 +110,26 @@ class Generation:
         """Tokens of the answer so far."""
         return [one.token for one in self._drawn]
 
-    def take(self, scores: Scores, allowed: Mask | None = None) -> Piece:
+    def take(self, scores: Scores) -> Piece:
         """Choose the next token.
 
         Args:
             scores: Scores of all tokens [V].
-            allowed: Tokens that may follow, bool [V]; None for all.
 
         Raises:
             RequestError: As ``Sampler.choose``.
         """
-        drawn = self._sampler.choose(scores, allowed)
+        matcher = self._matcher
+        drawn = self._sampler.choose(scores, None if matcher is None else matcher.allowed())
         self._drawn.append(drawn)
         text = ""
         if drawn.token in self._ends:
             self.finish_reason = FinishReason.STOP
         else:
             text = self._stream.push(drawn.token)
-            if self._stream.stopped:
+            if matcher is not None:
+                matcher.take(drawn.token)
+            if self._stream.stopped or (matcher is not None and matcher.is_complete):
                 self.finish_reason = FinishReason.STOP
             elif len(self._drawn) >= self.most_tokens:
                 self.finish_reason = FinishReason.LENGTH

@@ -153,6 +153,8 @@ class PromptMaker:
                 f"the prompt has {count(len(tokens), 'token')}; the context of {self.context} must have room "
                 "for one more: shorten it, or raise --context"
             )
+        if sampling.structure is not None:
+            self.vocabulary.matcher(sampling.structure, ())  # says now what is wrong with it
         return Prompt(tuple(tokens), self.vocabulary.with_tokens(sampling), item, source)
 
 

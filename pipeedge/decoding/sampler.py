@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,15 +24,17 @@ import numpy.typing as npt
 
 from pipeedge.base.errors import RequestError
 from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.structure import Mask
 
-__all__ = ["DrawnToken", "Mask", "Sampler", "Scores", "kept_tokens", "random_number"]
+__all__ = ["DrawnToken", "Sampler", "Scores", "kept_tokens", "random_number"]
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 Numbers: TypeAlias = npt.NDArray[np.int64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _BLOCK = 512
 """Tokens that are summed, or compared, together."""
+_CHUNK = 64 * _BLOCK
+"""Tokens whose weights are computed together."""
 _BOUNDS = (2.0**-6, 2.0**-12, 2.0**-18, 2.0**-24, 0.0)
 """Weights, of at most 1, above which the tokens of top-p are looked for."""
 
@@ -61,7 +63,7 @@ def random_number(seed: int, sequence: int, choice: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def kept_tokens(scores: Scores, options: Sampling) -> tuple[Numbers | None, Scores]:
+def kept_tokens(scores: Scores, options: Sampling) -> tuple[Numbers, Scores]:
     """Return the tokens that temperature, top-k, top-p and min-p leave, and their weights.
 
     Args:
@@ -69,7 +71,7 @@ def kept_tokens(scores: Scores, options: Sampling) -> tuple[Numbers | None, Scor
         options: A temperature above 0.
 
     Returns:
-        Numbers of the tokens, ascending, or None for all; and their probabilities, up to a common factor.
+        Numbers of the tokens, ascending; and their probabilities, up to a common factor.
     """
     best = scores.max()
     scale = np.float32(1 / options.temperature)
@@ -77,19 +79,16 @@ def kept_tokens(scores: Scores, options: Sampling) -> tuple[Numbers | None, Scor
     if 0 < options.top_k < len(scores):
         kept = np.flatnonzero(scores >= _kth_best(scores, options.top_k))
         scores = scores[kept]
-    if options.min_p > 0:
-        likely = np.flatnonzero((scores - best) * scale >= math.log(options.min_p))
-        # It commutes with top-p only if that has seen all tokens.
-        if options.top_p >= 1:
-            return likely if kept is None else kept[likely], _weights(scores[likely], best, scale)
-    weights = _weights(scores, best, scale)
     if options.top_p < 1:
+        weights = _weights(scores, best, scale)
         nucleus = _nucleus(weights, options.top_p)
-        if options.min_p > 0:
-            nucleus = nucleus[np.isin(nucleus, likely, assume_unique=True)]
         kept = nucleus if kept is None else kept[nucleus]
-        weights = weights[nucleus]
-    return kept, weights
+        scores = scores[nucleus]
+    if options.min_p > 0:
+        likely = np.flatnonzero(scores >= best + np.float32(math.log(options.min_p) * options.temperature))
+        kept = likely if kept is None else kept[likely]
+        scores = scores[likely]
+    return np.arange(len(scores)) if kept is None else kept, _weights(scores, best, scale)
 
 
 def _weights(scores: Scores, best: np.float32, scale: np.float32) -> Scores:
@@ -111,7 +110,7 @@ def _kth_best(scores: Scores, k: int) -> np.float32:
 
 def _nucleus(weights: Scores, share: float) -> Numbers:
     """Return the numbers, ascending, of the fewest largest weights that make up a share of all."""
-    wanted = share * float(weights.sum(dtype=np.float64))
+    wanted = share * float(block_sums(weights).sum(dtype=np.float64))
     for bound in _BOUNDS:
         likely = np.flatnonzero(weights >= bound)
         if bound == 0 or weights[likely].sum(dtype=np.float64) > wanted:
@@ -121,21 +120,46 @@ def _nucleus(weights: Scores, share: float) -> Numbers:
     return np.sort(order[: max(1, int(np.searchsorted(before, wanted)))])
 
 
-def draw(weights: Scores, number: float) -> int:
-    """Return the place of the weight at which ``number``, of [0, 1), stands in their sum."""
-    blocks = -(-len(weights) // _BLOCK)
-    padded = weights
-    if blocks * _BLOCK != len(weights):
-        padded = np.zeros(blocks * _BLOCK, np.float32)
-        padded[: len(weights)] = weights
-    table = padded.reshape(blocks, _BLOCK)
-    ends = np.cumsum(table.sum(axis=1), dtype=np.float64)
+def draw_from_all(scores: Scores, temperature: float, number: float) -> int:
+    """Return the token, of all, at which ``number``, of [0, 1), stands in the sum of their probabilities.
+
+    The weights of a few thousand tokens at a time stay in the processor's cache, and only those of the block
+    in which the number falls are needed again.
+    """
+    best, scale = scores.max(), np.float32(1 / temperature)
+    sums = [
+        block_sums(_weights(scores[start : start + _CHUNK], best, scale))
+        for start in range(0, len(scores), _CHUNK)
+    ]
+    return draw(np.concatenate(sums), lambda part: _weights(scores[part], best, scale), number)
+
+
+def block_sums(weights: Scores) -> Scores:
+    """Return the sum of each ``_BLOCK`` weights."""
+    whole = len(weights) // _BLOCK
+    sums = np.empty(-(-len(weights) // _BLOCK), np.float32)
+    weights[: whole * _BLOCK].reshape(whole, _BLOCK).sum(axis=1, out=sums[:whole])
+    if whole < len(sums):
+        sums[whole] = weights[whole * _BLOCK :].sum()
+    return sums
+
+
+def draw(sums: Scores, weights_of: Callable[[slice], Scores], number: float) -> int:
+    """Return the place of the weight at which ``number``, of [0, 1), stands in the sum of all.
+
+    Args:
+        sums: Sum of each ``_BLOCK`` weights.
+        weights_of: Returns the weights at some places.
+        number: Where to stand.
+    """
+    ends = np.cumsum(sums, dtype=np.float64)
     target = number * ends[-1]
-    block = min(int(np.searchsorted(ends, target, side="right")), int(np.flatnonzero(table.any(axis=1))[-1]))
-    within = np.cumsum(table[block], dtype=np.float64)
+    # The sums are rounded, so what they say may be a little behind the last weight that is not zero.
+    block = min(int(np.searchsorted(ends, target, side="right")), int(np.flatnonzero(sums)[-1]))
+    weights = weights_of(slice(block * _BLOCK, (block + 1) * _BLOCK))
+    within = np.cumsum(weights, dtype=np.float64)
     place = int(np.searchsorted(within, target - (ends[block - 1] if block else 0.0), side="right"))
-    # The two sums are rounded, so the place may lie behind the last weight.
-    return block * _BLOCK + min(place, int(np.flatnonzero(table[block])[-1]))
+    return block * _BLOCK + min(place, int(np.flatnonzero(weights)[-1]))
 
 
 class Sampler:
@@ -203,9 +227,12 @@ class Sampler:
         if options.is_greedy:
             token = best
         else:
-            kept, weights = kept_tokens(processed, options)
-            token = draw(weights, random_number(*self._place, self._drawn))
-            token = token if kept is None else int(kept[token])
+            number = random_number(*self._place, self._drawn)
+            if options.keeps_all:
+                token = draw_from_all(processed, options.temperature, number)
+            else:
+                kept, weights = kept_tokens(processed, options)
+                token = int(kept[draw(block_sums(weights), weights.__getitem__, number)])
         self._note(token)
         if options.logprobs is None:
             return DrawnToken(token)

@@ -18,6 +18,7 @@ from typing import Any
 from pipeedge.base.errors import ModelError, RequestError
 from pipeedge.base.json_types import ValueKind, is_kind, mismatch
 from pipeedge.base.wording import excerpt
+from pipeedge.decoding.structure import Structure, read_structure
 
 __all__ = [
     "MAX_CHOICES",
@@ -83,6 +84,8 @@ class Sampling:
     """Number of tokens after which the answer ends; None: as many as fit the context."""
     min_tokens: int = 0
     """Number of tokens before which it does not end by itself."""
+    structure: Structure | None = None
+    """What the answer has to look like, or None for any text."""
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
@@ -94,6 +97,11 @@ class Sampling:
     def is_greedy(self) -> bool:
         """Whether the best token is taken each time."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a token is drawn from all of them."""
+        return self.top_k == 0 and self.top_p == 1 and self.min_p == 0
 
 
 @dataclass(frozen=True)
@@ -219,7 +227,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "max_completion_tokens": _whole,
     "min_tokens": _whole,
 }
-SAMPLING_FIELDS = frozenset(_READERS)
+SAMPLING_FIELDS = frozenset({*_READERS, "response_format", "structured_outputs"})
 """Names of the options in files and requests."""
 
 
@@ -233,7 +241,7 @@ def read_sampling(document: Mapping[str, Any], base: Sampling) -> Sampling:
     Raises:
         RequestError: A value is of another kind, or out of range; two names of one option differ.
     """
-    found = {
+    found: dict[str, Any] = {
         name: read(name, document[name]) for name, read in _READERS.items() if document.get(name) is not None
     }
     for name, other in (("max_tokens", "max_completion_tokens"), ("logprobs", "top_logprobs")):
@@ -245,6 +253,9 @@ def read_sampling(document: Mapping[str, Any], base: Sampling) -> Sampling:
         if name != "logprobs" and found.get(name, value) != value:
             raise RequestError(f"{name} is {found[name]} and {other} is {value}: give one of them")
         found[name] = value
+    structure = read_structure(document)
+    if structure is not None:
+        found["structure"] = structure
     return dataclasses.replace(base, **found)
 
 

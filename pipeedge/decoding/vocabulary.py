@@ -10,6 +10,8 @@ from typing import Any
 
 from pipeedge.base.errors import InputError
 from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.structure import Structure
+from pipeedge.decoding.structure_matching import StructureCompiler, StructureMatcher
 from pipeedge.decoding.template import TemplateRenderer
 
 __all__ = ["Message", "Vocabulary"]
@@ -109,6 +111,14 @@ class Vocabulary:
             self.backend.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         ).encode()
 
+    def matcher(self, structure: Structure, end_tokens: Collection[int]) -> StructureMatcher:
+        """Return what follows an answer through a structure.
+
+        Raises:
+            InputError: The structure cannot be used, or the package for it is not installed.
+        """
+        return self._structures.matcher(structure, end_tokens)
+
     def with_tokens(self, sampling: Sampling) -> Sampling:
         """Return the options with words that are forbidden as tokens.
 
@@ -148,6 +158,20 @@ class Vocabulary:
     @cached_property
     def _renderer(self) -> TemplateRenderer:
         return TemplateRenderer()
+
+    @cached_property
+    def _structures(self) -> StructureCompiler:
+        inner = getattr(self.backend, "backend_tokenizer", None)
+        if inner is None:
+            raise InputError(f"{self.path}: this kind of tokenizer has no structured answers")
+        from tokenizers import Tokenizer
+
+        copy = Tokenizer.from_str(inner.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        end = self.backend.eos_token_id
+        end = min(self._special, default=self.tokens - 1) if end is None else end
+        return StructureCompiler(copy.to_str(), self.tokens, end)
 
     @cached_property
     def _special(self) -> frozenset[int]:

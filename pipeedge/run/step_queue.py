@@ -28,10 +28,9 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.data import Microbatch
 from pipeedge.data.source import Group, SkippedItem
-from pipeedge.decoding.generation import Generation, Piece, WrittenAnswer
+from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
-from pipeedge.decoding.text_stream import TokenTexts
 from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
@@ -144,7 +143,7 @@ class StepQueue:
 
     def __init__(
         self,
-        texts: TokenTexts,
+        texts: AnswerTexts,
         *,
         end_tokens: Collection[int] = (),
         seed: int = 0,

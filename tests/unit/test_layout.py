@@ -37,8 +37,8 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages steps loop sampling sampler text_stream template_program template vocabulary prompt
-           generation answer_documents
+decoding   pages steps loop structure structure_matching sampling sampler text_stream
+           template_program template vocabulary prompt generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key authority loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
@@ -153,6 +153,7 @@ PURE = (
     "decoding.steps",
     "decoding.sampler",
     "decoding.sampling",
+    "decoding.structure",
     "decoding.text_stream",
     "models.activations",
     "models.architecture",
