@@ -128,7 +128,7 @@ class Profile(Message, frozen=True):
     batch_size: _Batch
     dtype: DType
     thorough: bool = False
-    """Whether several passes are measured, rather than one."""
+    """Whether as many passes are measured as the profiler takes by itself, rather than a few."""
 
 
 class StartRank(Message, frozen=True):

@@ -175,7 +175,9 @@ class UpRequest(ClientRequest):
         help="port of the service, on the loopback interface of the asked node ({default})",
     )
     thorough: bool = option(
-        False, "--thorough", help="measure each layer several times, rather than once, where it was not yet"
+        False,
+        "--thorough",
+        help="measure each layer as often as the profiler does by itself, rather than three times",
     )
 
     @property

@@ -16,7 +16,12 @@ from pathlib import Path, PurePath
 
 from pipeedge.nodes.messages import ModelPlace, Profile, StartRank
 
-__all__ = ["SpecPaths", "located", "profile_words", "rank_words"]
+__all__ = ["QUICK_PASSES", "SpecPaths", "located", "profile_words", "rank_words"]
+
+
+QUICK_PASSES = "3"
+"""Passes of a quick profile, after one that warms up. With a single one, a moment's load on the machine moves the
+cut; a run corrects what is left (``--replan auto``)."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,6 @@ def profile_words(request: Profile, model: tuple[str, ...], results: Path) -> tu
             "--batch-size",
             str(request.batch_size),
         ),
-        *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", "1"))),
+        *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", QUICK_PASSES))),
         *("--results-yml", str(results)),
     )

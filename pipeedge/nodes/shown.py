@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeedge.base.console import Column, StandardOutput, print_table
-from pipeedge.base.wording import figure, percent
 from pipeedge.nodes.messages import News
 
 __all__ = ["answer_lines", "bar", "show_state", "state_page"]
@@ -22,8 +21,8 @@ def bar(progress: News) -> str:
     """Return one line with the progress of a node that fetches files."""
     part = min(1.0, progress.done / progress.total) if progress.total else 0.0
     full = round(part * _BAR)
-    sizes = f"{figure(progress.done / 1e6, 3)} of {figure(progress.total / 1e6, 3)} MB"
-    return f"{progress.node:>12} {'█' * full}{'░' * (_BAR - full)} {percent(part):>5}  {sizes}"
+    sizes = f"{progress.done / 1e6:.1f} of {progress.total / 1e6:.1f} MB"
+    return f"{progress.node:>12} {'█' * full}{'░' * (_BAR - full)} {100 * part:3.0f} %  {sizes}"
 
 
 def show_state(document: Mapping[str, Any], console: StandardOutput) -> None:
@@ -95,7 +94,7 @@ def _stage_rows(run: Mapping[str, Any]) -> list[dict[str, str]]:
             "stage": str(stage["stage"]),
             "node": run["ranks"].get(str(stage["rank"]), f"rank {stage['rank']}"),
             "layers": stage["layers"],
-            "busy": percent(stage["busy"]),
+            "busy": f"{100 * stage['busy']:.0f} %",
         }
         for stage in service["stages"]
     ]
