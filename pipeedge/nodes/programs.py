@@ -20,8 +20,8 @@ __all__ = ["QUICK_PASSES", "SpecPaths", "located", "profile_words", "rank_words"
 
 
 QUICK_PASSES = "3"
-"""Passes of a quick profile, after one that warms up. With a single one, a moment's load on the machine moves the
-cut; a run corrects what is left (``--replan auto``)."""
+"""Passes of a quick profile, after one that warms up. With a single one, a moment's load on the machine moves
+the cut; a run corrects what is left (``--replan auto``)."""
 
 
 @dataclass(frozen=True)

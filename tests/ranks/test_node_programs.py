@@ -125,6 +125,9 @@ def test_three_nodes_serve_a_model_and_survive_the_loss_of_one(cluster: Cluster,
     state = cluster.state()
     assert state["run"] is None
     cluster.until_state(lambda state: not any(node["works_for"] for node in state["nodes"]), "nobody works")
+    removed = cluster.ask("nodes", "remove", "pi3")
+    assert removed.status == 0, removed
+    assert [node["name"] for node in cluster.state()["nodes"]] == ["pi1", "pi2"]
     for number in range(3):
         os.kill(cluster.pid(number), signal.SIGTERM)
     assert {ended.status for ended in cluster.wait(*range(3)).values()} == {0}
