@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from local_ranks import wait_for
 
-from pipeedge.base.schedule import DTYPES, LayerRange
+from pipeedge.base.schedule import ENCODER_DTYPES, LayerRange
 from pipeedge.launch.main import free_port
 from pipeedge.models import Model, find_model
 from pipeedge.models.dtypes import find_dtype
@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument(
         "--dtypes",
         nargs="+",
-        choices=DTYPES[1:],
+        choices=ENCODER_DTYPES[1:],
         default=[],
         help="compare half of the model in these number types with float32",
     )

@@ -11,7 +11,7 @@ __all__ = ["payload_shapes", "step_shapes", "stream_type"]
 
 def stream_type(dtype: str) -> str:
     """Return the name of the number type of hidden states for weights in ``dtype``: see ``dtypes``."""
-    return "bfloat16" if dtype == "int8" else dtype
+    return "bfloat16" if dtype in ("int8", "int4") else dtype
 
 
 def payload_shapes(

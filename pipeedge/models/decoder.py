@@ -16,8 +16,8 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK
 from pipeedge.models.cuts import step_shapes, stream_type
-from pipeedge.models.decoder_ends import DecoderEnds
-from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.decoder_ends import DecoderEnds, head_dtype
+from pipeedge.models.dtypes import INT4, dtype_name, grouped_bytes, stream_dtype
 from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.layers.decoder import PAGE, DecoderStage, part_shapes
 from pipeedge.models.model import Model, find_model
@@ -27,9 +27,9 @@ from pipeedge.models.step_rows import StepBounds
 
 __all__ = ["DECODER_DTYPES", "DecoderModel", "check_decoder_dtype", "find_decoder", "find_runnable"]
 
-DECODER_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+DECODER_DTYPES = (torch.float32, torch.bfloat16, torch.int8, INT4)
 """Number types of the weights of decoders."""
-_PADDED = 16
+_PADDED = 32
 """Number of values to a multiple of which the cache pads heads."""
 
 
@@ -72,12 +72,12 @@ class DecoderModel(Outline):
 
     def weight_bytes(self, layers: LayerRange, dtype: torch.dtype) -> int:
         """Return the size of the weights of ``layers`` in bytes, about, without those of the ends."""
-        return self.parameter_count(layers) * dtype.itemsize
+        return grouped_bytes(dtype, self.parameter_count(layers))
 
     def end_bytes(self, dtype: torch.dtype) -> int:
         """Return the size of embedding, last norm and head in bytes, about."""
         return sum(
-            math.prod(shape) * dtype.itemsize
+            grouped_bytes(head_dtype(dtype), math.prod(shape))
             for name, shape in self.family.shapes(self.config, 0).items()
             if not name.startswith("block.")
         )

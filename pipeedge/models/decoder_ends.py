@@ -13,7 +13,7 @@ import torch
 
 from pipeedge import _native as native
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.dtypes import INT4, dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.layers.decoder import as_array, read_rows
@@ -24,9 +24,14 @@ from pipeedge.models.weights.mapping import map_values
 from pipeedge.models.weights.names import same
 from pipeedge.models.words import WORD_TABLE, look_up
 
-__all__ = ["DecoderEnds"]
+__all__ = ["DecoderEnds", "head_dtype"]
 
 _POSITIONS = "embeddings.position"
+
+
+def head_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the number type of the head for weights in ``dtype``: the scores of tokens need 8 bits."""
+    return torch.int8 if dtype is INT4 else dtype
 
 
 class DecoderEnds:
@@ -57,7 +62,7 @@ class DecoderEnds:
         """Number type of hidden states."""
         options = self._options = architecture.own(DecoderOptions)
         self._native = native.DecoderHead(
-            weights=dtype_name(dtype),
+            weights=dtype_name(head_dtype(dtype)),
             stream=dtype_name(self.stream_dtype),
             hidden=architecture.hidden,
             tokens=architecture.num_labels,

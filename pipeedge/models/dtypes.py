@@ -7,6 +7,10 @@
     int8       int8 in the linear   bfloat16
                layers of blocks,
                else bfloat16
+    int4       int4, in groups of   bfloat16
+               32 with a scale and
+               a zero, only in
+               decoders
 
 A type is only fast if the processor has instructions for it; otherwise torch computes the same result more
 slowly.
@@ -24,9 +28,19 @@ from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
 
-__all__ = ["dtype_name", "find_dtype", "has_avx512", "slow_here", "stream_dtype"]
+__all__ = [
+    "INT4",
+    "dtype_name",
+    "find_dtype",
+    "grouped_bytes",
+    "has_avx512",
+    "slow_here",
+    "stream_dtype",
+]
 
 _TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: getattr(torch, name) for name in DTYPES})
+INT4 = _TYPES["int4"]
+"""The number type of 4 bits, which torch has as a name."""
 
 _INSTRUCTIONS: Mapping[torch.dtype, tuple[str, ...]] = MappingProxyType(
     {
@@ -34,6 +48,13 @@ _INSTRUCTIONS: Mapping[torch.dtype, tuple[str, ...]] = MappingProxyType(
         torch.bfloat16: ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16"),
         torch.float16: ("avx512_fp16", "amx_fp16", "avx10_2", "fp16_arith"),
         torch.int8: ("avx512_vnni", "avx_vnni", "amx_int8", "avx10_2", "dot", "i8mm"),
+        INT4: ("avx512_vnni", "avx2", "dot", "i8mm"),
+    }
+)
+_GROUPED_BYTES: Mapping[torch.dtype, float] = MappingProxyType(
+    {
+        torch.int8: 1 + 2 / 32,  # a scale for each group of 32
+        INT4: 0.5 + 3 / 32,  # a scale and a zero
     }
 )
 
@@ -58,10 +79,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 def stream_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the number type of hidden states, and thus of payloads, for weights in ``dtype``.
 
-    int8 only serves products with weights: sums, norms and attention need the range of a floating point type.
-    Of these, bfloat16 is fast and halves the bytes that cross a cut.
+    int8 and int4 only serve products with weights: sums, norms and attention need the range of a floating
+    point type. Of these, bfloat16 is fast and halves the bytes that cross a cut.
     """
-    return torch.bfloat16 if dtype is torch.int8 else dtype
+    return torch.bfloat16 if dtype in (torch.int8, INT4) else dtype
+
+
+def grouped_bytes(dtype: torch.dtype, values: int) -> int:
+    """Return the bytes of so many weights of a decoder, whose int8 and int4 are in groups of 32."""
+    return round(values * _GROUPED_BYTES.get(dtype, dtype.itemsize))
 
 
 def slow_here(

@@ -64,7 +64,7 @@ LongText: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
 Key: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:%_-]{0,127}$")]
 ModelName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_PART}(/{_PART})?(#[A-Za-z0-9]{{1,15}})?$")]
-DType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+DType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 _World: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 _Batch: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 

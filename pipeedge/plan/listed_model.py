@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeedge.base.shapes import TensorShape
+from pipeedge.models.cuts import stream_type
 from pipeedge.plan.specs import ModelSpec
 
 __all__ = ["ListedModel"]
@@ -40,4 +41,4 @@ class ListedModel:
         """
         spec = self.spec if tokens is None else self.spec.at_tokens(tokens)
         elements = spec.elements_out[after_layer - 1] if after_layer else spec.elements_in
-        return (TensorShape((items, round(elements)), "bfloat16" if dtype == "int8" else dtype),)
+        return (TensorShape((items, round(elements)), stream_type(dtype)),)

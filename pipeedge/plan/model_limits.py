@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import check_encoder_dtype
 from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.declared import options_of
@@ -32,6 +33,9 @@ def _check_encoder(request: RunRequest, model: Outline) -> None:
         for one in options_of(type(group)):
             if getattr(group, str(one.field)) != one.default:
                 raise RequestError(f"{one.name}: {model.name} does not generate text (docs/decoders.md)")
+    if not request.schedule.automatic_dtype:
+        for dtype in request.schedule.dtypes or ():
+            check_encoder_dtype(dtype)
 
 
 def _check_decoder(request: RunRequest, model: Outline) -> None:

@@ -13,8 +13,8 @@ from pipeedge.base.payload import PixelTable
 from pipeedge.base.schedule import LayerRange, StagePlan
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
-from pipeedge.models.decoder_ends import DecoderEnds
-from pipeedge.models.dtypes import find_dtype, slow_here
+from pipeedge.models.decoder_ends import DecoderEnds, head_dtype
+from pipeedge.models.dtypes import find_dtype, grouped_bytes, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.progress import ByteBar
@@ -117,7 +117,7 @@ def _load_decoder_stage(
             window_pages=bounds.window_pages,
             context=bounds.context,
             weights=context.request.model.weights,
-            progress=lambda values: advance(values * dtype.itemsize),
+            progress=lambda values: advance(grouped_bytes(dtype, values)),
         )
 
 
@@ -144,7 +144,7 @@ def _load_ends(context: RankContext, model: DecoderModel, plan: Plan) -> Decoder
         return model.ends(
             dtype,
             weights=context.request.model.weights,
-            progress=lambda values: advance(values * dtype.itemsize),
+            progress=lambda values: advance(grouped_bytes(head_dtype(dtype), values)),
         )
 
 

@@ -34,7 +34,8 @@ Type type_of(const std::string& name) {
   if (name == "float32") return Type::kFloat32;
   if (name == "bfloat16") return Type::kBfloat16;
   if (name == "int8") return Type::kInt8;
-  throw py::value_error("there is no number type '" + name + "' here: float32, bfloat16 and int8 are possible");
+  if (name == "int4") return Type::kInt4;
+  throw py::value_error("there is no number type '" + name + "' here: float32, bfloat16, int8 and int4 are possible");
 }
 
 decoder::Activation activation_of(const std::string& name) {
@@ -211,7 +212,7 @@ class Stage {
     if (settings.heads % settings.kv_heads != 0) throw py::value_error("heads is not a multiple of kv_heads");
     settings.weights = type_of(weights);
     settings.stream = type_of(stream);
-    if (settings.stream == Type::kInt8) throw py::value_error("hidden states are float32 or bfloat16");
+    if (settings.stream != Type::kFloat32 && settings.stream != Type::kBfloat16) throw py::value_error("hidden states are float32 or bfloat16");
     settings.norm_centred = norm_centred;
     settings.eps = eps;
     settings.head_norm = head_norm_of(head_norm);

@@ -37,16 +37,32 @@ struct SignedQuads {
   }
 };
 
+/// All products of a group, of at most 15 * 127 each, are added in 16 bits: 16 of them in a lane are below 2^15.
+struct ShortQuads {
+  using Sums = __m256i;
+  static void add(int32_t four, const Ints* columns, Sums* totals) {
+    const __m256i x = _mm256_set1_epi32(four);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) {
+      totals[v] = _mm256_add_epi16(totals[v], _mm256_maddubs_epi16(reinterpret_cast<__m256i>(columns[v]), x));
+    }
+  }
+  static Ints total(Sums sums) { return reinterpret_cast<Ints>(_mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
+};
+
 }  // namespace
 
 const Variant kAvx2 = {"avx2",
                        {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
                         {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                        {1, multiply_rows<CodeProduct<SignedQuads>, 1>}},
+                        {1, multiply_rows<CodeProduct<SignedQuads>, 1>},
+                        {1, multiply_rows<NibbleProduct<ShortQuads>, 1>}},
                        normalise,
                        narrow,
                        round,
                        quantise,
+                       fit,
+                       expand,
                        activate,
                        cap,
                        weigh,

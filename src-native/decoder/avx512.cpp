@@ -23,16 +23,32 @@ struct SignedQuads {
   }
 };
 
+/// As in avx2.cpp.
+struct ShortQuads {
+  using Sums = __m512i;
+  static void add(int32_t four, const Ints* columns, Sums* totals) {
+    const __m512i x = _mm512_set1_epi32(four);
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      totals[v] = _mm512_add_epi16(totals[v], _mm512_maddubs_epi16(reinterpret_cast<__m512i>(columns[v]), x));
+    }
+  }
+  static Ints total(Sums sums) { return reinterpret_cast<Ints>(_mm512_madd_epi16(sums, _mm512_set1_epi16(1))); }
+};
+
 }  // namespace
 
 const Variant kAvx512 = {"avx512",
                          {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
                           {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                          {kCodeRows, multiply_rows<CodeProduct<SignedQuads>, kCodeRows>}},
+                          {kCodeRows, multiply_rows<CodeProduct<SignedQuads>, kCodeRows>},
+                          {kCodeRows, multiply_rows<NibbleProduct<ShortQuads>, kCodeRows>}},
                          normalise,
                          narrow,
                          round,
                          quantise,
+                         fit,
+                         expand,
                          activate,
                          cap,
                          weigh,

@@ -18,8 +18,15 @@ struct VnniQuads {
   }
 };
 
+/// The sums of codes of 4 bits need no start.
+struct NibbleQuads : VnniQuads {
+  using Sums = Ints;
+  static Ints total(Ints sums) { return sums; }
+};
+
 }  // namespace
 
+const Product kNibblesAvx512 = {kTileRows, multiply_rows<NibbleProduct<NibbleQuads>, kTileRows>};
 const Product kCodesAvx512 = {kTileRows, multiply_rows<CodeProduct<VnniQuads>, kTileRows>};
 
 }  // namespace pipeedge::decoder

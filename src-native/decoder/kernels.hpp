@@ -6,9 +6,13 @@
 //   a panel of the weights     32 outputs: for each unit of 4 bytes of inputs, the units of the 32 outputs
 //   a unit                     1 float32, 2 bfloat16, or 4 codes of 8 bits
 //   8 bits                     groups of 32 inputs: the scales of the 32 outputs, bfloat16, then 8 units
+//   4 bits                     groups of 32 inputs, of 8 units with two codes in a byte: outputs 0 to 15 in the lower
+//                              halves, 16 to 31 in the upper ones. Behind all groups their scales, bfloat16, and zeros
 //
-// The codes of weights are whole numbers from -127 to 127, stored plus 128; those of rows have a scale for each group
-// of 32 values. The products of a group are summed exactly, and then scaled and added in float32.
+// The codes of rows have a scale for each group of 32 values. Those of weights are whole numbers, in 8 bits from -127
+// to 127, stored plus 128. In 4 bits a code c from 0 to 15 with the zero z, from 0 to 120, stands for the number 8 c - z
+// of 8 bits. The products of a group are summed exactly, and then scaled and added in float32: so 4 bits can be widened
+// to 8 without another result.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +30,12 @@ constexpr std::size_t kGroup = 32;
 constexpr int kZero = 128;
 /// Bytes of a group of a panel in 8 bits.
 constexpr std::size_t kGroupBytes = kColumns * sizeof(std::uint16_t) + kGroup * kColumns;
+/// Parts that the distance of two codes of 4 bits has, in which their zero is counted, and the largest code and zero.
+constexpr int kParts = 8;
+constexpr int kMostNibble = 15;
+constexpr int kMostZero = kParts * kMostNibble;
+/// Bytes of the codes of a group of a panel in 4 bits.
+constexpr std::size_t kNibbleBytes = kGroup * kColumns / 2;
 /// Most rows that any variant multiplies at once.
 constexpr std::size_t kMostRows = 32;
 
@@ -33,7 +43,8 @@ constexpr std::size_t kMostRows = 32;
 using Half = std::uint16_t;
 
 /// Number types of weights. Those of the cache are the first two.
-enum class Type { kFloat32, kBfloat16, kInt8 };
+enum class Type { kFloat32, kBfloat16, kInt8, kInt4 };
+constexpr std::size_t kTypes = 4;
 
 enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 
@@ -41,11 +52,13 @@ enum class Activation { kNone, kGelu, kGeluTanh, kRelu, kSilu };
 struct Tile {
   const char* rows = nullptr;
   std::size_t row_stride = 0;            // bytes
-  const float* scales = nullptr;         // of the groups of a row, 8 bits only
+  const float* scales = nullptr;         // of the groups of a row, 8 and 4 bits only
   const std::int32_t* starts = nullptr;  // -128 times the sum of the codes of each group, likewise
   std::size_t group_stride = 0;          // groups from one row to the next
   const char* panel = nullptr;
-  std::size_t units = 0;       // of 8 bits, whole groups
+  const Half* panel_scales = nullptr;  // 4 bits only
+  const std::uint8_t* zeros = nullptr;
+  std::size_t units = 0;       // of 8 and 4 bits, whole groups
   float* sums = nullptr;       // [rows, kColumns]
   std::size_t sum_stride = 0;  // numbers
   bool onto = false;           // whether products are added to sums that are there
@@ -91,11 +104,18 @@ struct Mixture {
   std::size_t sum_stride = 0;
 };
 
+/// Groups of a panel in 4 bits.
+struct Nibbles {
+  const char* codes = nullptr;
+  const Half* scales = nullptr;
+  const std::uint8_t* zeros = nullptr;
+};
+
 /// The loops, compiled for one instruction set.
 struct Variant {
   const char* name;
   /// By the number type of the weights.
-  Product products[3];
+  Product products[kTypes];
   /// Writes the norm of a row.
   void (*normalise)(const Norm& norm, const float* x, std::size_t width, float* out);
   /// Rounds numbers to bfloat16: to their bits, or in place.
@@ -103,6 +123,11 @@ struct Variant {
   void (*round)(float* x, std::size_t count);
   /// Writes the codes, scales and starts of a row, whose width is a multiple of kGroup.
   void (*quantise)(const float* x, std::size_t width, std::int8_t* codes, float* scales, std::int32_t* starts);
+  /// Finds codes of 4 bits for a group of inputs [kGroup, kColumns], with their scales and zeros. The same in every
+  /// variant.
+  void (*fit)(const float* weights, std::uint8_t* codes, Half* scales, std::uint8_t* zeros);
+  /// Writes groups of 4 bits as they are in 8 bits.
+  void (*expand)(const Nibbles& nibbles, std::size_t groups, char* out);
   /// Applies an activation in place, and multiplies by `factor` unless it is null.
   void (*activate)(Activation activation, float* x, const float* factor, std::size_t count);
   /// Replaces each x by cap * tanh(x / cap).

@@ -31,8 +31,13 @@ constexpr std::size_t kLargePage = std::size_t{2} << 20;
 constexpr std::size_t kUnitsAtOnce = 512;
 /// Tiles of rows from which on there are many.
 constexpr std::size_t kManyTiles = 4;
+/// Rows from which on codes of 4 bits are widened.
+constexpr std::size_t kManyRows = 12;
 
 std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
+
+/// Whether rows are multiplied as codes of 8 bits.
+bool takes_codes(Type type) { return type == Type::kInt8 || type == Type::kInt4; }
 
 std::size_t values_of_unit(Type type) { return type == Type::kFloat32 ? 1 : type == Type::kBfloat16 ? 2 : kUnit; }
 
@@ -128,6 +133,7 @@ std::vector<Variant> find_variants() {
       Variant vnni = kAvx512;
       vnni.name = "avx512vnni";
       vnni.products[static_cast<int>(Type::kInt8)] = kCodesAvx512;
+      vnni.products[static_cast<int>(Type::kInt4)] = kNibblesAvx512;
 #ifdef PIPEEDGE_DECODER_BF16
       if (__builtin_cpu_supports("avx512bf16")) {
         Variant bf16 = vnni;
@@ -193,7 +199,7 @@ void Operand::resize(Type type, std::size_t rows, std::size_t width) {
   // An odd number of cache lines, so that the rows of a tile do not compete for the same places in the cache.
   stride_ = (parts_of(padded_ / values_of_unit(type) * kUnit, kLine) | 1) * kLine;
   if (rows * stride_ > codes_.bytes()) codes_ = Memory(rows * stride_);
-  if (type == Type::kInt8) {
+  if (takes_codes(type)) {
     scales_.resize(rows * padded_ / kGroup);
     starts_.resize(rows * padded_ / kGroup);
   }
@@ -210,7 +216,8 @@ void Operand::set(const Variant& variant, std::size_t row, const float* x) {
       variant.narrow(x, width_, reinterpret_cast<Half*>(to));
       std::memset(to + width_ * sizeof(Half), 0, (padded_ - width_) * sizeof(Half));
       break;
-    case Type::kInt8: {
+    case Type::kInt8:
+    case Type::kInt4: {
       const std::size_t groups = padded_ / kGroup, whole = width_ / kGroup;
       auto* codes = reinterpret_cast<std::int8_t*>(to);
       variant.quantise(x, whole * kGroup, codes, scales_.data() + row * groups, starts_.data() + row * groups);
@@ -229,7 +236,7 @@ Tile Operand::tile(std::size_t row, std::size_t unit) const {
   Tile tile;
   tile.rows = codes_.data() + row * stride_ + unit * kUnit;
   tile.row_stride = stride_;
-  if (type_ == Type::kInt8) {
+  if (takes_codes(type_)) {
     tile.group_stride = padded_ / kGroup;
     tile.scales = scales_.data() + row * tile.group_stride + unit * kUnit / kGroup;
     tile.starts = starts_.data() + row * tile.group_stride + unit * kUnit / kGroup;
@@ -247,12 +254,54 @@ std::size_t Matrix::units() const {
 }
 
 std::size_t Matrix::panel_bytes() const {
-  if (type_ == Type::kInt8) return units() * kUnit / kGroup * kGroupBytes;
+  if (type_ == Type::kInt8) return groups() * kGroupBytes;
+  if (type_ == Type::kInt4) return groups() * (kNibbleBytes + kColumns * (sizeof(Half) + 1));
   return units() * kUnit * kColumns;
+}
+
+Nibbles Matrix::nibbles(std::size_t panel, std::size_t group) const {
+  const char* codes = memory_.data() + panel * panel_bytes();
+  const char* scales = codes + groups() * kNibbleBytes;
+  Nibbles found;
+  found.codes = codes + group * kNibbleBytes;
+  found.scales = reinterpret_cast<const Half*>(scales) + group * kColumns;
+  found.zeros = reinterpret_cast<const std::uint8_t*>(scales + groups() * kColumns * sizeof(Half)) + group * kColumns;
+  return found;
+}
+
+template <typename Value>
+void Matrix::put_nibbles(std::size_t output, std::size_t count, const Value* weights) {
+  const std::size_t column = output % kColumns;
+  float values[kGroup * kColumns] = {};
+  std::uint8_t found[kGroup * kColumns];
+  Half scales[kColumns];
+  std::uint8_t zeros[kColumns];
+  for (std::size_t g = 0; g < groups(); ++g) {
+    const std::size_t first = g * kGroup, width = std::min(kGroup, inputs_ - first);
+    for (std::size_t n = 0; n < count; ++n) {
+      for (std::size_t k = 0; k < width; ++k) {
+        values[k * kColumns + column + n] = widened(weights[n * inputs_ + first + k]);
+      }
+    }
+    if (width < kGroup) std::fill(values + width * kColumns, values + kGroup * kColumns, 0.0F);
+    best_variant().fit(values, found, scales, zeros);
+    const Nibbles to = nibbles(output / kColumns, g);
+    std::memcpy(const_cast<Half*>(to.scales) + column, scales + column, count * sizeof(Half));
+    std::memcpy(const_cast<std::uint8_t*>(to.zeros) + column, zeros + column, count);
+    for (std::size_t n = column; n < column + count; ++n) {
+      const auto bits = static_cast<unsigned>(n < kColumns / 2 ? 0 : 4);
+      auto* bytes = reinterpret_cast<std::uint8_t*>(const_cast<char*>(to.codes)) + n % (kColumns / 2) * kUnit;
+      for (std::size_t k = 0; k < kGroup; ++k) {
+        std::uint8_t& both = bytes[k / kUnit * (kColumns / 2) * kUnit + k % kUnit];
+        both = static_cast<std::uint8_t>((both & ~(kMostNibble << bits)) | found[k * kColumns + n] << bits);
+      }
+    }
+  }
 }
 
 template <typename Value>
 void Matrix::put(std::size_t output, std::size_t count, const Value* weights) {
+  if (type_ == Type::kInt4) return put_nibbles(output, count, weights);
   char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t column = output % kColumns;
   if (type_ == Type::kInt8) {
@@ -308,6 +357,12 @@ void Matrix::unpack(std::size_t output, float* weights) const {
       Half half;
       std::memcpy(&half, panel + (k / 2 * kColumns + column) * kUnit + k % 2 * sizeof half, sizeof half);
       weights[k] = widened(half);
+    } else if (type_ == Type::kInt4) {
+      const Nibbles group = nibbles(output / kColumns, k / kGroup);
+      const std::size_t unit = k % kGroup / kUnit * (kColumns / 2) + column % (kColumns / 2);
+      const auto both = static_cast<std::uint8_t>(group.codes[unit * kUnit + k % kUnit]);
+      const int code = column < kColumns / 2 ? both & kMostNibble : both >> 4;
+      weights[k] = static_cast<float>(kParts * code - group.zeros[column]) * widened(group.scales[column]);
     } else {
       const char* group = panel + k / kGroup * kGroupBytes;
       Half half;
@@ -321,21 +376,38 @@ void Matrix::unpack(std::size_t output, float* weights) const {
 
 void Matrix::multiply(const Variant& variant, const Operand& rows, std::size_t begin, std::size_t end,
                       std::size_t first, std::size_t last, float* sums, std::size_t stride) const {
-  const Product& product = variant.products[static_cast<int>(type_)];
-  const std::size_t count = end - begin, tiles = parts_of(count, product.tile_rows);
-  const std::size_t at_once = tiles < kManyTiles ? units() : kUnitsAtOnce;
-  const std::size_t unit_bytes =
-      type_ == Type::kInt8 ? kGroupBytes / (kGroup / kUnit) : kUnit * kColumns;  // with the scales, if any
+  const std::size_t count = end - begin;
+  // Codes of 4 bits are widened to 8 where they serve many rows.
+  const bool wide = type_ == Type::kInt4 && count >= kManyRows;
+  const Product& product = variant.products[static_cast<int>(wide ? Type::kInt8 : type_)];
+  const std::size_t tiles = parts_of(count, product.tile_rows);
+  const std::size_t at_once = tiles < kManyTiles && !wide ? units() : kUnitsAtOnce;
+  const std::size_t group_units = kGroup / kUnit;
+  std::vector<char> widened_codes(wide ? std::min(units(), at_once) / group_units * kGroupBytes : 0);
   if (product.begin != nullptr) product.begin();
   for (std::size_t unit = 0; unit < units(); unit += at_once) {
+    const std::size_t some = std::min(at_once, units() - unit), group = unit / group_units;
     for (std::size_t p = first; p < last; ++p) {
+      const char* panel = memory_.data() + p * panel_bytes();
+      Nibbles nibbles_here;
+      if (type_ == Type::kInt4) nibbles_here = nibbles(p, group);
+      if (wide) {
+        variant.expand(nibbles_here, some / group_units, widened_codes.data());
+        panel = widened_codes.data();
+      } else if (type_ == Type::kInt4) {
+        panel = nibbles_here.codes;
+      } else {
+        panel += type_ == Type::kInt8 ? group * kGroupBytes : unit * kUnit * kColumns;
+      }
       for (std::size_t t = 0; t < tiles; ++t) {
         const bool even = product.begin == nullptr;
         const std::size_t from = even ? count * t / tiles : t * product.tile_rows;
         const std::size_t to = even ? count * (t + 1) / tiles : std::min(count, from + product.tile_rows);
         Tile tile = rows.tile(begin + from, unit);
-        tile.panel = memory_.data() + p * panel_bytes() + unit * unit_bytes;
-        tile.units = std::min(at_once, units() - unit);
+        tile.panel = panel;
+        tile.panel_scales = nibbles_here.scales;
+        tile.zeros = nibbles_here.zeros;
+        tile.units = some;
         tile.sums = sums + from * stride + (p - first) * kColumns;
         tile.sum_stride = stride;
         tile.onto = unit > 0;

@@ -99,6 +99,10 @@ class Matrix {
   std::size_t piece_panels(std::size_t rows, std::size_t threads) const;
   std::size_t units() const;
   std::size_t panel_bytes() const;
+  std::size_t groups() const { return units() * kUnit / kGroup; }
+  Nibbles nibbles(std::size_t panel, std::size_t group) const;
+  template <typename Value>
+  void put_nibbles(std::size_t output, std::size_t count, const Value* weights);
   template <typename Value>
   void put(std::size_t output, std::size_t count, const Value* weights);
 

@@ -33,16 +33,24 @@ struct PortableQuads {
   }
 };
 
+struct PortableNibbles : PortableQuads {
+  using Sums = Ints;
+  static Ints total(Ints sums) { return sums; }
+};
+
 }  // namespace
 
 const Variant kPortable = {"portable",
                            {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
                             {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                            {kTileRows, multiply_rows<CodeProduct<PortableQuads>, kTileRows>}},
+                            {kTileRows, multiply_rows<CodeProduct<PortableQuads>, kTileRows>},
+                            {kTileRows, multiply_rows<NibbleProduct<PortableNibbles>, kTileRows>}},
                            normalise,
                            narrow,
                            round,
                            quantise,
+                           fit,
+                           expand,
                            activate,
                            cap,
                            weigh,

@@ -8,9 +8,10 @@ namespace pipeedge::decoder {
 extern const Variant kPortable;
 extern const Variant kAvx2;
 extern const Variant kAvx512;
-/// Products of bfloat16 by AMX, and by AVX512-BF16, and of 8 bits by AVX512-VNNI.
+/// Products of bfloat16 by AMX, and by AVX512-BF16, and of 8 and 4 bits by AVX512-VNNI.
 extern const Product kHalvesAmx;
 extern const Product kHalvesAvx512;
 extern const Product kCodesAvx512;
+extern const Product kNibblesAvx512;
 
 }  // namespace pipeedge::decoder

@@ -24,7 +24,8 @@ void check(bool holds, const std::string& what) {
 }
 
 const char* name_of(Type type) {
-  return type == Type::kFloat32 ? "float32" : type == Type::kBfloat16 ? "bfloat16" : "int8";
+  constexpr const char* kNames[kTypes] = {"float32", "bfloat16", "int8", "int4"};
+  return kNames[static_cast<std::size_t>(type)];
 }
 
 std::vector<float> random_values(std::size_t count, unsigned seed) {
@@ -76,6 +77,32 @@ void test_product(Type type, std::size_t rows, std::size_t inputs, std::size_t o
     }
     check(close, what + " is close");
     check(alone_too, what + " is the same alone");
+  }
+}
+
+/// All variants round weights to 4 bits alike, with codes and zeros that are in range.
+void test_fit() {
+  std::vector<float> weights = random_values(kGroup * kColumns, 5);
+  for (std::size_t k = 0; k < kGroup; ++k) {
+    weights[k * kColumns + 1] = 0;
+    weights[k * kColumns + 2] = 0.75F;
+    weights[k * kColumns + 3] = k == 7 ? -40.0F : weights[k * kColumns + 3];
+  }
+  std::vector<std::uint8_t> first;
+  for (const Variant& variant : variants()) {
+    std::vector<std::uint8_t> codes(kGroup * kColumns), zeros(kColumns);
+    std::vector<Half> scales(kColumns);
+    variant.fit(weights.data(), codes.data(), scales.data(), zeros.data());
+    std::vector<std::uint8_t> all = codes;
+    all.insert(all.end(), zeros.begin(), zeros.end());
+    for (const Half scale : scales) {
+      all.push_back(static_cast<std::uint8_t>(scale >> 8));
+      all.push_back(static_cast<std::uint8_t>(scale & 0xff));
+    }
+    if (first.empty()) first = all;
+    check(all == first, std::string(variant.name) + " fits as the others do");
+    check(*std::max_element(codes.begin(), codes.end()) <= kMostNibble, "codes have 4 bits");
+    check(*std::max_element(zeros.begin(), zeros.end()) <= kMostZero, "zeros are in the range");
   }
 }
 
@@ -141,7 +168,8 @@ void test_steps(Type weights, std::size_t window, std::size_t head_size) {
 }  // namespace
 
 int main() {
-  for (const Type type : {Type::kFloat32, Type::kBfloat16, Type::kInt8}) {
+  test_fit();
+  for (const Type type : {Type::kFloat32, Type::kBfloat16, Type::kInt8, Type::kInt4}) {
     test_product(type, 1, 1, 1);
     test_product(type, 5, 33, 31);
     test_product(type, 70, 100, 65);

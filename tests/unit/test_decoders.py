@@ -16,7 +16,7 @@ from pipeedge import _native as native
 from pipeedge.base.errors import ModelError
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models import find_outline
-from pipeedge.models.decoder import DecoderModel, find_decoder
+from pipeedge.models.decoder import DECODER_DTYPES, DecoderModel, find_decoder
 from pipeedge.models.families.catalogue import parse_hf_config
 from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.layers import decoder as decoder_layers
@@ -103,9 +103,9 @@ def decoders(
     return {name: find_decoder(saved[name][0]) for name in ROWS_ALONE}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
 @pytest.mark.parametrize("name", ROWS_ALONE)
-@settings(max_examples=cases(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(420, part=105), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_do_not_see_each_other(
     name: str,
@@ -114,15 +114,16 @@ def test_rows_do_not_see_each_other(
     data: st.DataObject,
 ) -> None:
     variant = data.draw(st.sampled_from(native.decoder_variants()))
-    sequences = data.draw(
-        st.lists(st.lists(st.integers(1, 82), min_size=1, max_size=70), min_size=1, max_size=6)
-    )
+    # Few long sequences, or many short ones: at most 64 rows decode together.
+    most = data.draw(st.sampled_from([2, 6, 64]))
+    tokens_of_one = st.lists(st.integers(1, 82), min_size=1, max_size=70 if most <= 6 else 4)
+    sequences = data.draw(st.lists(tokens_of_one, min_size=most // 2, max_size=most))
     chunk, threads = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 3))
     cut = data.draw(st.integers(1, decoders[name].n_layers - 1))
     alone = LocalDecoder(decoders[name], dtype, context=96, threads=1, variant=variant)
     wanted = [one_by_one(alone, tokens) for tokens in sequences]
     together = LocalDecoder(
-        decoders[name], dtype, cuts=(cut,), context=96, sequences=6, threads=threads, variant=variant
+        decoders[name], dtype, cuts=(cut,), context=96, sequences=most, threads=threads, variant=variant
     )
     lists = [together.begin() for _ in sequences]
     found: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -138,7 +139,7 @@ def test_rows_do_not_see_each_other(
         assert torch.equal(alone.score(one[-1:]), together.score(joined)[-1:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["llama3", "phi3-long", "gpt2"])
 def test_weights_read_in_small_parts_are_the_same(
     name: str,
@@ -175,16 +176,18 @@ def test_writing_a_position_twice_writes_the_same(
     assert torch.equal(first[30:], again)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "margin"), [(torch.bfloat16, 0.05), (torch.int8, 0.05), (torch.int4, 0.25)], ids=str
+)
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "gpt2"])
 def test_other_number_types_stay_close(
-    name: str, dtype: torch.dtype, saved: dict[str, tuple[Path, transformers.PreTrainedModel]]
+    name: str, dtype: torch.dtype, margin: float, saved: dict[str, tuple[Path, transformers.PreTrainedModel]]
 ) -> None:
     directory, reference = saved[name]
     tokens = list(range(1, 70))
     wanted = wanted_scores(reference, tokens)
     found = found_scores(LocalDecoder(find_decoder(directory), dtype, context=128), tokens, [64])
-    assert float((found - wanted).norm() / wanted.norm()) < 0.05
+    assert float((found - wanted).norm() / wanted.norm()) < margin
 
 
 def test_programs_refuse_a_decoder_in_one_line(

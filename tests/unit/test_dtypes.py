@@ -355,7 +355,7 @@ def test_stored_weights_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--dtype int4", "'int4' is not a number type; choose one of float32, bfloat16, float16, int8"),
+        ("--dtype int3", "'int3' is not a number type; choose one of float32, bfloat16, float16, int8, int4"),
         ("--dtype int8,", "--dtype: 'int8,' is not a list"),
         ("--min-agreement 0.9", "--min-agreement needs --dtype auto"),
         ("--dtype auto", "--dtype auto needs automatic scheduling"),
@@ -404,8 +404,8 @@ def test_a_schedule_file_keeps_the_types(
 
 
 def test_a_schedule_file_with_an_unknown_type_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.yml").write_text("- 0: [1, 16]\n  dtype: int4\n")
-    with pytest.raises(SpecError, match=r"s\.yml:2: .*dtype: is 'int4'; a stage computes in one of float32"):
+    (tmp_path / "s.yml").write_text("- 0: [1, 16]\n  dtype: int3\n")
+    with pytest.raises(SpecError, match=r"s\.yml:2: .*dtype: is 'int3'; a stage computes in one of float32"):
         load_schedule(tmp_path / "s.yml")
 
 
@@ -497,7 +497,7 @@ def test_block_by_block_gives_the_bits_of_the_whole(dtype: torch.dtype) -> None:
         ("--agreement 4", "compares another number type with float32: give one with --dtype"),
         ("--dtype int8 --input x.png", "--input has an effect only with --agreement N"),
         ("--dtype int8 --agreement 4 --random-weights", "needs the model's own weights"),
-        ("--dtype int4", "--dtype int4: give each type once"),
+        ("--dtype int3", "--dtype int3: give each type once"),
     ],
 )
 def test_profiler_refuses_incomparable_requests(options: str, said: str) -> None:

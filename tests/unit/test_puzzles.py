@@ -34,7 +34,13 @@ def tool() -> ModuleType:
 
 @pytest.mark.parametrize(
     ("dtype", "cuts"),
-    [(torch.float32, ()), (torch.float32, (5, 9)), (torch.bfloat16, (8,)), (torch.int8, (3,))],
+    [
+        (torch.float32, ()),
+        (torch.float32, (5, 9)),
+        (torch.bfloat16, (8,)),
+        (torch.int8, (3,)),
+        (torch.int4, ()),
+    ],
 )
 def test_its_answers_are_right(tool: ModuleType, dtype: torch.dtype, cuts: tuple[int, ...]) -> None:
     """At any cut and in 8 bits, it answers 99 of 100 puzzles; half of them are asked without roles."""

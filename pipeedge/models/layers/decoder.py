@@ -98,7 +98,8 @@ class DecoderStage:
     Args:
         architecture: Dimensions of the model.
         layers: Layers to compute.
-        dtype: Number type of the weights: float32, bfloat16, or int8, with a scale for each 32 weights.
+        dtype: Number type of the weights: float32, bfloat16, int8, with a scale for each 32 weights, or int4,
+            with a scale and a zero for each 32.
         pages: Number of pages of the cache of each block that attends to everything.
         window_pages: Number of pages of that of each block with a window.
         context: Longest sequence in tokens.
