@@ -104,9 +104,8 @@ def check_encoder_dtype(dtype: str) -> None:
         RequestError: It is not one of ``ENCODER_DTYPES``.
     """
     if dtype not in ENCODER_DTYPES:
-        raise RequestError(
-            f"--dtype {dtype}: only models that generate text have it; encoders have {', '.join(ENCODER_DTYPES)}"
-        )
+        known = ", ".join(ENCODER_DTYPES)
+        raise RequestError(f"--dtype {dtype}: only models that generate text have it; encoders have {known}")
 
 
 def check_dtype(dtype: str, where: str) -> None:

@@ -212,7 +212,8 @@ class Stage {
     if (settings.heads % settings.kv_heads != 0) throw py::value_error("heads is not a multiple of kv_heads");
     settings.weights = type_of(weights);
     settings.stream = type_of(stream);
-    if (settings.stream != Type::kFloat32 && settings.stream != Type::kBfloat16) throw py::value_error("hidden states are float32 or bfloat16");
+    if (settings.stream != Type::kFloat32 && settings.stream != Type::kBfloat16)
+      throw py::value_error("hidden states are float32 or bfloat16");
     settings.norm_centred = norm_centred;
     settings.eps = eps;
     settings.head_norm = head_norm_of(head_norm);

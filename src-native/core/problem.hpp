@@ -120,8 +120,8 @@ struct Setting {
   std::string dtype;
   double batch_size = 8;  // items in a microbatch
   double element_bytes = 4;
-  double input_bytes = -1;        // of one item that enters the first layer; negative: elements_in * element_bytes
-  double output_bytes = -1;       // of one item that leaves the last layer; negative: elements * element_bytes
+  double input_bytes = -1;   // of one item that enters the first layer; negative: elements_in * element_bytes
+  double output_bytes = -1;  // of one item that leaves the last layer; negative: elements * element_bytes
   // Empty, or by cut 0..L: part of these bytes that a microbatch has on average. Buffers hold the largest one.
   std::vector<double> carried;
   double buffers_in = 2;          // microbatches that a stage buffers before itself

@@ -258,11 +258,11 @@ class Search {
   std::array<double, kAmounts> most_{};                        // of the active amounts
   std::vector<double> budgets_;                                // by prices
   std::vector<double> link_ = std::vector<double>(kinds_, 0);  // price of a link, by prices
-  std::vector<Candidates> pending_;                // by cut
+  std::vector<Candidates> pending_;                            // by cut
   std::vector<Label> labels_;
   std::vector<std::uint64_t> used_;         // [label][word]
   std::vector<std::uint64_t> first_words_;  // of the labels of the cut that is being settled
-  std::vector<double> paid_;         // [label][prices]: price of its hosts and amounts
+  std::vector<double> paid_;                // [label][prices]: price of its hosts and amounts
   std::vector<std::uint64_t> scratch_;
   std::int32_t goal_parent_ = -1;
   Step goal_;

@@ -11,8 +11,8 @@ namespace {
 
 constexpr double kPivotTolerance = 1e-9;
 constexpr double kReducedCostTolerance = 1e-11;
-constexpr double kPerturbation = 1e-9;     // of right sides, so that few steps have no length
-constexpr std::size_t kCandidates = 8;     // columns that are priced alone until none of them improves
+constexpr double kPerturbation = 1e-9;  // of right sides, so that few steps have no length
+constexpr std::size_t kCandidates = 8;  // columns that are priced alone until none of them improves
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 

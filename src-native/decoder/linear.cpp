@@ -76,9 +76,7 @@ void widen_some(const Value* values, std::size_t count, float* out) {
 }
 
 /// The bits of the smallest bfloat16 that is not below a finite value above 0.
-Half narrowed_up(float value) {
-  return static_cast<Half>((bits_of(value) + 0xffff) >> 16);
-}
+Half narrowed_up(float value) { return static_cast<Half>((bits_of(value) + 0xffff) >> 16); }
 
 float largest_of(const float* values) {
   float lanes[4] = {};
@@ -323,7 +321,7 @@ void Matrix::put(std::size_t output, std::size_t count, const Value* weights) {
       const Value* row = weights + n * inputs_;
       char* to = panel + (column + n) * kUnit;
       for (std::size_t u = first; u < last; ++u) {
-        const std::uint32_t unit = type_ == Type::kFloat32       ? bits_of(widened(row[u]))
+        const std::uint32_t unit = type_ == Type::kFloat32    ? bits_of(widened(row[u]))
                                    : u * values + 1 < inputs_ ? pair_of(row + u * values)
                                                               : narrowed(row[u * values]);
         std::memcpy(to + u * kColumns * kUnit, &unit, kUnit);

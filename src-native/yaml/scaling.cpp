@@ -57,7 +57,7 @@ std::vector<Length> microbatch_lengths(std::vector<Length> sentences, double bat
   double all = 0;
   for (const Length& length : sentences) all += length.part;
   std::vector<Length> found;
-  double part = 0;    // of sentences up to this length
+  double part = 0;     // of sentences up to this length
   double shorter = 0;  // of microbatches that are shorter
   for (const Length& length : sentences) {
     part += length.part / all;

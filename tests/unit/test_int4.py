@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge import _native as native
+from pipeedge.base.errors import RequestError
+from pipeedge.models import find_model
+from pipeedge.models.dtypes import INT4
 
 GROUP, PARTS, LARGEST = 32, 8, 15
 
@@ -97,6 +100,11 @@ def test_weights_that_are_no_numbers_are_not_hidden(value: float) -> None:
     found = stored(weights)
     assert np.isnan(found[1, 32:]).all()
     assert np.isfinite(found[0]).all()
+
+
+def test_encoders_refuse_it() -> None:
+    with pytest.raises(RequestError, match=r"--dtype int4: only models that generate text have it; encoders"):
+        find_model("vit-digits").load(dtype=INT4)
 
 
 def test_inputs_need_not_fill_a_group() -> None:
