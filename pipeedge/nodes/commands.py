@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.program import is_verbose
 from pipeedge.base.streams import end, print_notice, print_result
 from pipeedge.base.wording import figure, printable
+from pipeedge.models.registry import find_any
 from pipeedge.nodes.identity import read_key
 from pipeedge.nodes.inviting import join
 from pipeedge.nodes.messages import (
@@ -235,6 +237,10 @@ def _ask(argv: list[str], environment: Environment) -> None:
     question = read_question(request.question)
     reply = _from_service(request, question)
     if reply is None:
+        if isinstance(question, str) and find_any(request.model).family.decodes:
+            words = ("run", "0", "1", "--model", request.model, "--prompt", question, "--quiet")
+            sys.stdout.flush()
+            os.execv(sys.executable, [sys.executable, "-m", "pipeedge", *words])  # noqa: S606
         reply = ask_alone(request.model, question)
     if request.json:
         print_result(json.dumps(reply))

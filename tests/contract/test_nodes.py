@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 from places import ASSETS
 from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.fields import encode
 from pipeedge.control.messages import Message
+from pipeedge.nodes.commands import ask_alone, read_question
 from pipeedge.nodes.discovery import Named
 from pipeedge.nodes.identity import own_membership
 from pipeedge.nodes.messages import (
@@ -46,6 +48,7 @@ from pipeedge.nodes.node import Node
 from pipeedge.nodes.pairing import TRIES, host_one, join_at, new_code
 from pipeedge.nodes.peer import ask_about, call, follow, have_hold, measure_link
 from pipeedge.nodes.programs import located, rank_words
+from pipeedge.nodes.shown import answer_lines
 from pipeedge.nodes.store import NodeStore
 from pipeedge.nodes.talk import NodeRefusedError
 from pipeedge.request.environment import Environment
@@ -410,3 +413,15 @@ def test_a_node_keeps_its_key_and_its_file_wins_over_a_name(tmp_path: Path) -> N
     assert own_membership(CLUSTER, store, "pi2").certificate != first.certificate
     with pytest.raises(RequestError, match="is the key of pi5"):
         own_membership(joined("pi5"), store, "pi6")
+
+
+def test_a_question_without_a_service_is_answered_by_a_run_of_its_own(tmp_path: Path) -> None:
+    picture = Image.new("L", (8, 8))
+    picture.paste(255, (3, 1, 5, 7))
+    picture.save(tmp_path / "digit.png")
+    question = read_question(str(tmp_path / "digit.png"))
+    assert isinstance(question, bytes)
+    lines = list(answer_lines(ask_alone("vit-digits", question)))
+    assert len(lines) == 5
+    assert lines[0].startswith("1  ")
+    assert read_question("a text") == "a text"
