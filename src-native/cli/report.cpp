@@ -515,6 +515,7 @@ void write_report(JsonWriter& json, const Answer& answer) {
     json.key(energy ? "objective_j" : "objective_s").value(reported(answer, solution.objective, solution));
     json.key(energy ? "lower_bound_j" : "lower_bound_s").value(reported(answer, solution.lower_bound, solution));
     json.key("gap").value(solution.gap());
+    if (solution.fewest_stages > 0) json.key("fewest_stages").value(solution.fewest_stages);
     json.key("elapsed_s").value(solution.elapsed_s);
   }
   write_left_out(json, "unused_hosts", unused_hosts(answer));
@@ -589,6 +590,11 @@ std::string explanation(const Answer& answer, std::size_t room) {
   if (answer.given) return text + (answer.costs.fits() ? "" : "memory       not enough: a stage does not fit\n");
   text += "lower bound  " + bound_text(answer) + ", gap " + percent_text(solution.gap()) + ": " +
           quality_text(solution) + "\n";
+  const auto stages = static_cast<int>(solution.stages.size());
+  if (solution.fewest_stages > 0 && solution.fewest_stages < stages) {
+    text += "hosts        " + std::to_string(stages) + " used, " + std::to_string(solution.fewest_stages) +
+            " at the least for that throughput: the search for fewer was limited\n";
+  }
   text += "time spent   " + seconds_text(solution.elapsed_s) + "\n";
   for (const NextBest& next : answer.next_best) text += "chosen       " + next_best_line(answer, next) + "\n";
   return text + grouped("unused       ", unused_hosts(answer));

@@ -59,6 +59,9 @@ class Incumbent {
   // Gives each link of the best plan the most bits with which nothing but the latency grows.
   void widen_links();
   void raise_low(int s, double bound);
+  // No plan that is as good as the best has fewer stages; 0: unknown.
+  int fewest_stages() const { return fewest_stages_; }
+  void set_fewest_stages(int stages) { fewest_stages_ = stages; }
 
   // The limits that the request sets.
   Limits limits() const;
@@ -76,6 +79,7 @@ class Incumbent {
   std::vector<std::unique_ptr<Size>> sizes_;
   Plan best_;
   int best_size_ = -1;
+  int fewest_stages_ = 0;
 };
 
 }  // namespace pipeedge

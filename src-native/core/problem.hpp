@@ -199,6 +199,7 @@ struct Solution {
   double period_s = kInfinity;
   double latency_s = kInfinity;
   double loss = kInfinity;
+  int fewest_stages = 0;  // kThroughput: no plan as fast, with no more loss, has fewer; 0: unknown
   double elapsed_s = 0;
 
   // (objective - lower_bound) / objective; 0 when proven, 1 when unknown.

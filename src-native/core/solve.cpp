@@ -32,6 +32,7 @@ Solution solve(const Problem& problem, const Options& options) {
     solution.period_s = best.costs.period_s;
     solution.latency_s = best.costs.latency_s;
     solution.loss = best.costs.loss;
+    solution.fewest_stages = incumbent.fewest_stages();
     solution.objective = best.value;
     solution.lower_bound = incumbent.proven() ? best.value : std::min(solution.lower_bound, best.value);
   }

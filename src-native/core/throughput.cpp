@@ -91,6 +91,7 @@ void minimise_stages(Incumbent& incumbent, const Limits& limits) {
   Size& size = incumbent.size(incumbent.best_size());
   const Network network(size.instance, limits);
   int fewest = network.min_stages(0);
+  incumbent.set_fewest_stages(fewest);
   while (fewest < incumbent.best().size() && !incumbent.clock().expired()) {
     const int target = (fewest + incumbent.best().size() - 1) / 2;
     const Verdict verdict = size.feasibility.ask(network, target, tie_effort(size.instance));
@@ -98,6 +99,7 @@ void minimise_stages(Incumbent& incumbent, const Limits& limits) {
       incumbent.prefer(verdict.path);
     } else {
       fewest = target + 1;
+      if (verdict.answer == Answer::kNo) incumbent.set_fewest_stages(fewest);
     }
   }
 }

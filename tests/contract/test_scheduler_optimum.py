@@ -31,6 +31,8 @@ class Found:
     objective_s: float = np.inf
     lower_bound_s: float = np.inf
     gap: float = 0.0
+    fewest_stages: int = 0
+    """No schedule with the best throughput has fewer; 0 for the latency."""
 
 
 def solve(case: Case, *options: str) -> Found:
@@ -45,7 +47,9 @@ def solve(case: Case, *options: str) -> Found:
     stages = [(int(row["host"]), row["layers"][0] - 1, row["layers"][1]) for row in rows]
     numbers = ("bottleneck_s", "latency_s", "objective_s", "lower_bound_s", "gap")
     bits = [row["quant_bits"] for row in rows[:-1]]
-    return Found(answer["status"], stages, bits, *(answer[name] for name in numbers))
+    return Found(
+        answer["status"], stages, bits, *(answer[name] for name in numbers), answer.get("fewest_stages", 0)
+    )
 
 
 def case_name(case: Case) -> str:
@@ -118,6 +122,7 @@ def compare(count: int, draw: Callable[[], Case], oracle: Callable[[Case], Best 
             throughput.latency_s,
         )
         assert found == pytest.approx(best.throughput, rel=1e-8), where
+        assert (throughput.fewest_stages, latency.fewest_stages) == (len(throughput.stages), 0), where
         found = (latency.latency_s, latency.bottleneck_s, len(latency.stages), away(case, latency))
         assert found == pytest.approx(best.latency, rel=1e-8), where
         for result in results:
