@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "../codec/codec.hpp"
@@ -26,24 +27,23 @@ namespace {
 using pipeedge::bindings::require;
 using pipeedge::bindings::require_contiguous;
 
-codec::Element element_of(const py::array& values) {
-  if (py::isinstance<py::array_t<float>>(values)) return codec::Element::kFloat32;
-  if (py::isinstance<py::array_t<std::uint16_t>>(values)) return codec::Element::kBfloat16;
-  throw py::value_error("values are neither float32 nor uint16 (the bits of bfloat16)");
-}
-
-codec::Values rows_of(const py::array& values, py::ssize_t rows) {
-  codec::Values found;
-  found.element = element_of(values);
+template <typename T>
+codec::Rows<const T> rows_of(const py::array& values, py::ssize_t rows) {
   require_contiguous(values, "values");
   const py::ssize_t size = values.size();
   if (rows < 0 || (rows == 0 ? size != 0 : size % rows != 0)) {
     throw py::value_error(std::to_string(size) + " values are not " + std::to_string(rows) + " equal rows");
   }
-  found.data = values.data();
-  found.rows = static_cast<std::size_t>(rows);
-  found.length = rows == 0 ? 0 : static_cast<std::size_t>(size / rows);
-  return found;
+  const auto length = static_cast<std::size_t>(rows == 0 ? 0 : size / rows);
+  return {static_cast<const T*>(values.data()), static_cast<std::size_t>(rows), length};
+}
+
+/// Returns visit(rows of the values), in the type that they have.
+template <typename Visit>
+auto with_rows(const py::array& values, py::ssize_t rows, Visit visit) {
+  if (py::isinstance<py::array_t<float>>(values)) return visit(rows_of<float>(values, rows));
+  if (py::isinstance<py::array_t<std::uint16_t>>(values)) return visit(rows_of<codec::Bfloat16>(values, rows));
+  throw py::value_error("values are neither float32 nor uint16 (the bits of bfloat16)");
 }
 
 void require_width(int bits) {
@@ -88,74 +88,78 @@ std::optional<std::size_t> encode(const py::array& values, py::ssize_t rows, int
                                   py::array& codes, py::array& ranges, py::ssize_t block, std::uint64_t seed,
                                   const std::optional<std::string>& name) {
   require_width(bits);
-  const codec::Values input = rows_of(values, rows);
-  const codec::Levels levels = levels_of(low, high);
-  std::vector<float> room;
-  const codec::Transform transform = transform_of(block, seed, input.length, room);
-  require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(input.rows * input.length, bits), true);
-  require<float>(ranges, "ranges", "float32", 2 * input.rows, true);
-  auto* bytes = static_cast<std::uint8_t*>(codes.mutable_data());
-  auto* scales = static_cast<float*>(ranges.mutable_data());
-  const codec::Variant& variant = variant_of(name);
-  py::gil_scoped_release unlocked;
-  return row_or_none(variant.encode(input, bits, levels, transform, bytes, scales, scales + input.rows));
+  return with_rows(values, rows, [&](const auto& input) {
+    const codec::Levels levels = levels_of(low, high);
+    std::vector<float> room;
+    const codec::Transform transform = transform_of(block, seed, input.length, room);
+    require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(input.rows * input.length, bits), true);
+    require<float>(ranges, "ranges", "float32", 2 * input.rows, true);
+    auto* bytes = static_cast<std::uint8_t*>(codes.mutable_data());
+    auto* scales = static_cast<float*>(ranges.mutable_data());
+    const auto& kernels = variant_of(name).kernels(input.data);
+    py::gil_scoped_release unlocked;
+    return row_or_none(kernels.encode(input, bits, levels, transform, bytes, scales, scales + input.rows));
+  });
 }
 
 void decode(const py::array& codes, const py::array& ranges, int bits, py::array& values, py::ssize_t block,
             std::uint64_t seed, const std::optional<std::string>& name) {
   require_width(bits);
-  const py::ssize_t rows = ranges.size() / 2;
-  const codec::Values output = rows_of(values, rows);
-  std::vector<float> room;
-  const codec::Transform transform = transform_of(block, seed, output.length, room);
-  require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(output.rows * output.length, bits), false);
-  require<float>(ranges, "ranges", "float32", 2 * output.rows, false);
-  if (!values.writeable()) throw py::value_error("values are read-only");
-  const auto* bytes = static_cast<const std::uint8_t*>(codes.data());
-  const auto* scales = static_cast<const float*>(ranges.data());
-  void* data = values.mutable_data();
-  const codec::Variant& variant = variant_of(name);
-  py::gil_scoped_release unlocked;
-  variant.decode(bytes, scales, scales + output.rows, bits, transform,
-                 {data, output.element, output.rows, output.length});
+  with_rows(values, ranges.size() / 2, [&](const auto& known) {
+    using Value = std::remove_const_t<std::remove_pointer_t<decltype(known.data)>>;
+    std::vector<float> room;
+    const codec::Transform transform = transform_of(block, seed, known.length, room);
+    require<std::uint8_t>(codes, "codes", "uint8", codec::packed_bytes(known.rows * known.length, bits), false);
+    require<float>(ranges, "ranges", "float32", 2 * known.rows, false);
+    if (!values.writeable()) throw py::value_error("values are read-only");
+    const auto* bytes = static_cast<const std::uint8_t*>(codes.data());
+    const auto* scales = static_cast<const float*>(ranges.data());
+    const codec::Rows<Value> output{static_cast<Value*>(values.mutable_data()), known.rows, known.length};
+    const auto& kernels = variant_of(name).kernels(known.data);
+    py::gil_scoped_release unlocked;
+    kernels.decode(bytes, scales, scales + output.rows, bits, transform, output);
+  });
 }
 
 py::array_t<float> transform_rows(const py::array& values, py::ssize_t rows, py::ssize_t block, std::uint64_t seed,
                                   const std::optional<std::string>& name) {
-  const codec::Values input = rows_of(values, rows);
-  if (block == 0) throw py::value_error("a transform needs a block");
-  std::vector<float> room;
-  const codec::Transform transform = transform_of(block, seed, input.length, room);
-  py::array_t<float> found(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(input.length)});
-  float* to = found.mutable_data();
-  const codec::Variant& variant = variant_of(name);
-  py::gil_scoped_release unlocked;
-  variant.transform(input, transform, to);
-  return found;
+  return with_rows(values, rows, [&](const auto& input) {
+    if (block == 0) throw py::value_error("a transform needs a block");
+    std::vector<float> room;
+    const codec::Transform transform = transform_of(block, seed, input.length, room);
+    py::array_t<float> found(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(input.length)});
+    float* to = found.mutable_data();
+    const auto& kernels = variant_of(name).kernels(input.data);
+    py::gil_scoped_release unlocked;
+    kernels.transform(input, transform, to);
+    return found;
+  });
 }
 
 py::array_t<float> row_statistics(const py::array& values, py::ssize_t rows) {
-  const codec::Values input = rows_of(values, rows);
-  static_assert(sizeof(codec::Statistics) == 4 * sizeof(float), "rows of four floats");
-  py::array_t<float> found(std::vector<py::ssize_t>{rows, 4});
-  auto* to = reinterpret_cast<codec::Statistics*>(found.mutable_data());
-  std::size_t bad;
-  {
-    py::gil_scoped_release unlocked;
-    bad = codec::best_variant().statistics(input, to);
-  }
-  if (bad != codec::kNone) throw py::value_error("row " + std::to_string(bad) + " holds a NaN or an infinity");
-  return found;
+  return with_rows(values, rows, [&](const auto& input) {
+    static_assert(sizeof(codec::Statistics) == 4 * sizeof(float), "rows of four floats");
+    py::array_t<float> found(std::vector<py::ssize_t>{rows, 4});
+    auto* to = reinterpret_cast<codec::Statistics*>(found.mutable_data());
+    std::size_t bad;
+    {
+      py::gil_scoped_release unlocked;
+      bad = codec::best_variant().kernels(input.data).statistics(input, to);
+    }
+    if (bad != codec::kNone) throw py::value_error("row " + std::to_string(bad) + " holds a NaN or an infinity");
+    return found;
+  });
 }
 
 double squared_error(const py::array& values, const py::array& statistics, int bits, double low, double high) {
   require_width(bits);
-  const codec::Values input = rows_of(values, statistics.size() / 4);
-  require<float>(statistics, "statistics", "float32", 4 * input.rows, false);
-  const codec::Levels levels = levels_of(low, high);
-  const auto* rows = reinterpret_cast<const codec::Statistics*>(statistics.data());
-  py::gil_scoped_release unlocked;
-  return codec::best_variant().squared_error(input, rows, bits, levels);
+  return with_rows(values, statistics.size() / 4, [&](const auto& input) {
+    require<float>(statistics, "statistics", "float32", 4 * input.rows, false);
+    const codec::Levels levels = levels_of(low, high);
+    const auto* rows = reinterpret_cast<const codec::Statistics*>(statistics.data());
+    py::gil_scoped_release unlocked;
+    return codec::best_variant().kernels(input.data).squared_error(input, rows, bits, levels);
+  });
 }
 
 std::vector<std::string> codec_variants() {

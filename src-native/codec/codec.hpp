@@ -23,8 +23,10 @@ namespace pipeedge::codec {
 constexpr std::size_t kBlock = 2048;
 constexpr std::size_t kNone = std::numeric_limits<std::size_t>::max();
 
-/// Number type of the values in memory. A bfloat16 is the upper half of a float32.
-enum class Element { kFloat32, kBfloat16 };
+/// The bits of a bfloat16, which is the upper half of a float32. Values are float or Bfloat16.
+struct Bfloat16 {
+  std::uint16_t bits;
+};
 
 /// The levels of a row run from max(min, mean - low * deviation) to min(max, mean + high * deviation),
 /// inclusive. Infinite factors give the whole range of the row.
@@ -41,18 +43,10 @@ struct Statistics {
   float deviation = 0;
 };
 
-/// Contiguous rows, with `count` = rows * length values in total.
-struct Values {
-  const void* data = nullptr;
-  Element element = Element::kFloat32;
-  std::size_t rows = 0;
-  std::size_t length = 0;
-};
-
-/// Values to be written, likewise.
-struct Output {
-  void* data = nullptr;
-  Element element = Element::kFloat32;
+/// Contiguous rows, with rows * length values in total; T is const where they are only read.
+template <typename T>
+struct Rows {
+  T* data = nullptr;
   std::size_t rows = 0;
   std::size_t length = 0;
 };
@@ -81,23 +75,33 @@ constexpr bool is_width(int bits) { return (bits >= 2 && bits <= 8) || bits == 1
 /// Bytes of `count` codes, with the last block's planes rounded up to whole bytes.
 std::size_t packed_bytes(std::size_t count, int bits);
 
-/// The codec, compiled for one instruction set. All variants produce the same bytes.
-struct Variant {
-  const char* name;
+/// The codec for values of one type.
+template <typename T>
+struct Kernels {
   /// Writes codes and ranges of the values. Returns the first row that cannot be encoded, or kNone: a row with a
   /// NaN or an infinity, or, with a transform, with values above 1e34, whose transform may overflow. `codes` has
   /// room for packed_bytes, `scales` and `offsets` for one number per row.
-  std::size_t (*encode)(const Values& values, int bits, const Levels& levels, const Transform& transform,
+  std::size_t (*encode)(const Rows<const T>& values, int bits, const Levels& levels, const Transform& transform,
                         std::uint8_t* codes, float* scales, float* offsets);
   /// Writes the decoded values.
   void (*decode)(const std::uint8_t* codes, const float* scales, const float* offsets, int bits,
-                 const Transform& transform, const Output& values);
+                 const Transform& transform, const Rows<T>& values);
   /// Writes the transformed rows, with room for rows * length numbers.
-  void (*transform)(const Values& values, const Transform& transform, float* rows);
+  void (*transform)(const Rows<const T>& values, const Transform& transform, float* rows);
   /// Writes the statistics of each row. Returns the first row with a NaN or an infinity, or kNone.
-  std::size_t (*statistics)(const Values& values, Statistics* rows);
+  std::size_t (*statistics)(const Rows<const T>& values, Statistics* rows);
   /// Sum of (x - x')^2 over all values if they were encoded with these factors; `statistics` are of these rows.
-  double (*squared_error)(const Values& values, const Statistics* statistics, int bits, const Levels& levels);
+  double (*squared_error)(const Rows<const T>& values, const Statistics* statistics, int bits, const Levels& levels);
+};
+
+/// The codec, compiled for one instruction set. All variants produce the same bytes.
+struct Variant {
+  const char* name;
+  Kernels<float> floats;
+  Kernels<Bfloat16> bfloats;
+
+  const Kernels<float>& kernels(const float* /* of which values */) const { return floats; }
+  const Kernels<Bfloat16>& kernels(const Bfloat16* /* of which values */) const { return bfloats; }
 };
 
 /// The variants that this processor supports, best first; the last is portable.

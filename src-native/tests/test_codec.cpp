@@ -39,14 +39,16 @@ struct Turned {
   Turned(std::size_t block, std::size_t length) : row(block > 0 ? length : 0), transform{block, 5, row.data()} {}
 };
 
-Encoded encode(const Variant& variant, const Values& values, int bits, const Levels& levels, std::size_t block = 0) {
+template <typename T>
+Encoded encode(const Variant& variant, const Rows<const T>& values, int bits, const Levels& levels, std::size_t block = 0) {
   const Turned turned(block, values.length);
   Encoded encoded;
   encoded.codes.resize(packed_bytes(values.rows * values.length, bits));
   encoded.scales.resize(values.rows);
   encoded.offsets.resize(values.rows);
-  encoded.bad_row = variant.encode(values, bits, levels, turned.transform, encoded.codes.data(), encoded.scales.data(),
-                                   encoded.offsets.data());
+  encoded.bad_row = variant.kernels(values.data)
+                        .encode(values, bits, levels, turned.transform, encoded.codes.data(), encoded.scales.data(),
+                                encoded.offsets.data());
   return encoded;
 }
 
@@ -54,8 +56,8 @@ std::vector<float> decode(const Variant& variant, const Encoded& encoded, int bi
                           std::size_t block = 0) {
   const Turned turned(block, length);
   std::vector<float> values(encoded.scales.size() * length);
-  variant.decode(encoded.codes.data(), encoded.scales.data(), encoded.offsets.data(), bits, turned.transform,
-                 {values.data(), Element::kFloat32, encoded.scales.size(), length});
+  variant.floats.decode(encoded.codes.data(), encoded.scales.data(), encoded.offsets.data(), bits, turned.transform,
+                        {values.data(), encoded.scales.size(), length});
   return values;
 }
 
@@ -69,15 +71,15 @@ void test_round_trips() {
   for (const auto& [rows, length] : shapes) {
     std::vector<float> data(rows * length);
     std::generate(data.begin(), data.end(), [&] { return normal(random); });
-    std::vector<std::uint16_t> halves(data.size());
+    std::vector<Bfloat16> halves(data.size());
     for (std::size_t i = 0; i < data.size(); ++i) {
       std::uint32_t bits;
       std::memcpy(&bits, &data[i], sizeof bits);
-      halves[i] = static_cast<std::uint16_t>(bits >> 16);
+      halves[i].bits = static_cast<std::uint16_t>(bits >> 16);
     }
     for (const int bits : kWidths) {
-      const Values values = {data.data(), Element::kFloat32, rows, length};
-      const Values small = {halves.data(), Element::kBfloat16, rows, length};
+      const Rows<const float> values = {data.data(), rows, length};
+      const Rows<const Bfloat16> small = {halves.data(), rows, length};
       const Levels levels = {2.5, 4};
       const Encoded wanted = encode(*variants().back(), values, bits, levels);
       const Encoded wanted_small = encode(*variants().back(), small, bits, levels);
@@ -97,9 +99,9 @@ void test_round_trips() {
           close = close && std::abs(decoded[i] - data[i]) <= 0.52F * plain.scales[i / length] + 1e-5F;
         }
         check(close, what + " comes back within half a step");
-        std::vector<std::uint16_t> decoded_small(data.size());
-        variant->decode(plain.codes.data(), plain.scales.data(), plain.offsets.data(), bits, {},
-                        {decoded_small.data(), Element::kBfloat16, rows, length});
+        std::vector<Bfloat16> decoded_small(data.size());
+        variant->bfloats.decode(plain.codes.data(), plain.scales.data(), plain.offsets.data(), bits, {},
+                                {decoded_small.data(), rows, length});
       }
     }
   }
@@ -115,9 +117,9 @@ void test_transforms() {
       const std::size_t rows = 3;
       std::vector<float> data(rows * length);
       std::generate(data.begin(), data.end(), [&] { return normal(random); });
-      const Values values = {data.data(), Element::kFloat32, rows, length};
+      const Rows<const float> values = {data.data(), rows, length};
       std::vector<float> wanted(data.size());
-      portable.transform(values, {block, 5, nullptr}, wanted.data());
+      portable.floats.transform(values, {block, 5, nullptr}, wanted.data());
       double before = 0, after = 0;
       for (const float x : data) before += static_cast<double>(x) * static_cast<double>(x);
       for (const float x : wanted) after += static_cast<double>(x) * static_cast<double>(x);
@@ -127,7 +129,7 @@ void test_transforms() {
       for (const Variant* variant : variants()) {
         const std::string who = std::string(variant->name) + " " + what;
         std::vector<float> got(data.size());
-        variant->transform(values, {block, 5, nullptr}, got.data());
+        variant->floats.transform(values, {block, 5, nullptr}, got.data());
         check(std::memcmp(got.data(), wanted.data(), got.size() * sizeof(float)) == 0, who + " is the portable one");
         const Encoded encoded = encode(*variant, values, 16, {}, block);
         const std::vector<float> decoded = decode(*variant, encoded, 16, length, block);
@@ -141,7 +143,7 @@ void test_transforms() {
   }
   const std::vector<float> large(64, 1e36F);
   for (const Variant* variant : variants()) {
-    const Values values = {large.data(), Element::kFloat32, 2, 32};
+    const Rows<const float> values = {large.data(), 2, 32};
     check(encode(*variant, values, 8, {}, 32).bad_row == 0, "a sum that may overflow is told");
     check(encode(*variant, values, 8, {}).bad_row == kNone, "which needs a transform");
   }
@@ -156,7 +158,7 @@ void test_extremes() {
     for (const int bits : kWidths) {
       for (const Variant* variant : variants()) {
         for (const Levels& levels : {Levels{}, Levels{1, 1}, Levels{0, 0}}) {
-          const Encoded encoded = encode(*variant, {row.data(), Element::kFloat32, 1, row.size()}, bits, levels);
+          const Encoded encoded = encode<float>(*variant, {row.data(), 1, row.size()}, bits, levels);
           const std::vector<float> decoded = decode(*variant, encoded, bits, row.size());
           for (const float value : decoded) check(std::isfinite(value), "an extreme row comes back finite");
         }
@@ -169,7 +171,7 @@ void test_extremes() {
       std::vector<float> data(150, 1.5F);
       data[at] = bad;
       for (const Variant* variant : variants()) {
-        const Encoded encoded = encode(*variant, {data.data(), Element::kFloat32, 3, 50}, 4, {});
+        const Encoded encoded = encode<float>(*variant, {data.data(), 3, 50}, 4, {});
         check(encoded.bad_row == at / 50, "the first bad row is told");
       }
     }
@@ -191,8 +193,7 @@ void test_hostile_ranges() {
     for (const std::size_t block : {0, 2, 64, 1024}) {
       const Turned turned(block, values.size());
       for (const Variant* variant : variants()) {
-        variant->decode(codes.data(), range, range + 1, 7, turned.transform,
-                        {values.data(), Element::kFloat32, 1, values.size()});
+        variant->floats.decode(codes.data(), range, range + 1, 7, turned.transform, {values.data(), 1, values.size()});
       }
     }
   }
