@@ -20,12 +20,16 @@ PROGRAM = "sched-pipeline"
 
 
 class BuildNative(BuildCMake):
-    """Builds in a place that stays: ``make test`` runs the native tests that ``make setup`` built."""
+    """Builds an editable package in a place that stays: ``make test`` runs the native tests that it built.
 
-    def finalize_options(self) -> None:
-        """Replace setuptools' own place, which is temporary for an editable package."""
-        super().finalize_options()
-        self.build_temp = "build/native"
+    A wheel is built elsewhere, for its tools are in an environment of their own, and would have CMake begin again.
+    """
+
+    def run(self) -> None:
+        """Build, an editable package in place of setuptools' own directory, which is temporary."""
+        if self.editable_mode:
+            self.build_temp = "build/native"
+        super().run()
 
 
 class BuildProgram(build_scripts):

@@ -8,6 +8,9 @@ import numpy.typing as npt
 def element_bytes() -> dict[str, int]:
     """Return the bytes of a value that crosses a cut, by the number type of the stage that sends it."""
 
+def link_seconds(sizes: list[float], bw_bytes_per_s: float, latency_s: float) -> list[float]:
+    """Return the seconds that a link takes for each of these numbers of bytes; infinite without bandwidth."""
+
 def scaled_weights(dtype: str, float32_bytes: list[float]) -> list[float]:
     """Return the bytes of each layer's weights in a number type, for profiles that do not have them.
 

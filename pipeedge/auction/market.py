@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from pipeedge import _native
 from pipeedge.base.errors import RequestError, ScheduleError
 from pipeedge.base.fields import Amount, Line, Name
 from pipeedge.base.program import program_name
@@ -269,9 +270,7 @@ class Market:
         if source == target:
             return np.zeros(len(self.cut_bytes))
         link = self.link(source, target)
-        if link.bw_bytes_per_s > 0:
-            return self.cut_bytes / link.bw_bytes_per_s + link.latency_s
-        return np.where(self.cut_bytes > 0, np.inf, link.latency_s)
+        return np.array(_native.link_seconds(self.cut_bytes.tolist(), link.bw_bytes_per_s, link.latency_s))
 
     def from_data_s(self, device: int) -> float:
         """Return the seconds to send the input to the first stage on ``device``."""

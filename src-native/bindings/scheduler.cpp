@@ -1,5 +1,5 @@
-// What Python needs of the scheduler's core to read profiles and to write them: sizes of number types. Plans and costs
-// are asked of the program, sched-pipeline.
+// What Python needs of the scheduler's core to read profiles and to write them: sizes of number types, and of
+// what auctions need, seconds of links. Plans and costs are asked of the program, sched-pipeline.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/links.hpp"
 #include "../core/number_types.hpp"
 #include "module.hpp"
 
@@ -23,6 +24,14 @@ void bind_scheduler(py::module_& module) {
         return found;
       },
       "Return the bytes of a value that crosses a cut, by number type (see _native.pyi).");
+  module.def(
+      "link_seconds",
+      [](std::vector<double> sizes, double bw_bytes_per_s, double latency_s) {
+        for (double& bytes : sizes) bytes = pipeedge::link_seconds(bytes, bw_bytes_per_s, latency_s);
+        return sizes;
+      },
+      "Return the seconds that a link takes (see _native.pyi).", py::arg("sizes"), py::arg("bw_bytes_per_s"),
+      py::arg("latency_s"));
   module.def(
       "scaled_weights",
       [](const std::string& dtype, std::vector<double> float32_bytes) {
