@@ -57,6 +57,10 @@ _HEALTH_S = 0.2
 """Seconds between two questions whether the service answers yet."""
 _SERVICE_S = 2.0
 _LINES = 200
+_SAMPLES = 3
+"""Number of figures over which the recent rate of answers is taken, some seconds apart."""
+_SHORTEST_S = 1.0
+"""Shortest time in seconds over which a rate is taken."""
 
 
 class Surroundings(Protocol):
@@ -135,6 +139,8 @@ class Deployment:
         self._served: Serving | None = None
         self._failure: PipeEdgeError | None = None
         self._last_line: dict[int, str] = {}
+        self._answered: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
+        """Times, and numbers of items that were answered until then."""
         self._thread = threading.Thread(target=self._run, name="deployment", daemon=True)
 
     # -- for the node ----------------------------------------------------------------------------------
@@ -191,6 +197,7 @@ class Deployment:
         attempt = self._attempt
         service = ask_service(self.wanted.serve_port, "/status") if attempt.phase == "serving" else None
         names = self._names(attempt.peers)
+        rate = None if service is None else self._rate(service)
         with self._lock:
             events = [{"at": at, "line": line} for at, line in reversed(self._events)][:20]
         return {
@@ -201,8 +208,19 @@ class Deployment:
             "ranks": {str(rank): name for rank, name in enumerate(names)},
             "refused": {name: why for name, (why, _) in self._refused.items() if name not in names},
             "events": events,
+            "items_per_s": rate,
             "service": service,
         }
+
+    def _rate(self, service: Mapping[str, Any]) -> float | None:
+        """Return the items that were answered per second lately, or None without an earlier figure."""
+        answered, now = int(service["queue"]["answered"]), time.monotonic()
+        with self._lock:
+            earlier = [(at, count) for at, count in self._answered if now - at >= _SHORTEST_S]
+        if not earlier or answered < earlier[0][1]:
+            return None
+        at, before = earlier[0]
+        return (answered - before) / (now - at)
 
     def _names(self, peers: Sequence[Peer]) -> list[str]:
         return [self._around.name, *(peer.name for peer in peers)]
@@ -399,7 +417,13 @@ class Deployment:
         seconds = time.monotonic() - self._attempt.started_at
         self._note(News(f"{self.wanted.model} answers at {self.url} after {seconds:.1f} s"))
         self._tell_end(Serving(self.url, time.monotonic() - self._began, self._profiled_s))
+        with self._lock:
+            self._answered.clear()
         while not over.wait(_LOOK_S):
+            service = ask_service(self.wanted.serve_port, "/status")
+            if service is not None:
+                with self._lock:
+                    self._answered.append((time.monotonic(), int(service["queue"]["answered"])))
             self._welcome()
 
     def _welcome(self) -> None:

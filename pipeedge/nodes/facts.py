@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pipeedge.nodes.messages import Here
 __all__ = ["processor_name", "state_facts"]
 
 
+@cache
 def processor_name(
     cpuinfo: Path = Path("/proc/cpuinfo"), model: Path = Path("/proc/device-tree/model")
 ) -> str:
@@ -64,6 +66,7 @@ def state_facts(name: str, port: int, serial: str) -> Here:
     )
 
 
+@cache
 def _version_of(package: str) -> str:
     try:
         return version(package)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from pipeedge.base.errors import PeerFailedError
@@ -41,6 +43,12 @@ _ROUNDS = 3
 _LONGEST_MEASURE_S = 4.0
 
 
+@lru_cache(maxsize=4)
+def _client_context(membership: Membership) -> ssl.SSLContext:
+    """Return the settings of TLS; making them takes as long as a handshake."""
+    return membership.client_context()
+
+
 def call(
     address: tuple[str, int], membership: Membership, *, name: str = "", within_s: float = CONNECT_S
 ) -> Talk:
@@ -58,7 +66,7 @@ def call(
     shown = name or f"{address[0]}:{address[1]}"
     deadline = time.monotonic() + within_s
     try:
-        context = membership.client_context()
+        context = _client_context(membership)
         stream = dial(address, Connections(), context=context, deadline=deadline, connect_s=within_s)
         if not isinstance(stream, SealedSocket):
             raise PeerFailedError(f"{shown} does not encrypt")

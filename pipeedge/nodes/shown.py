@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeedge.base.console import Column, StandardOutput, print_table
+from pipeedge.base.wording import figure
 from pipeedge.nodes.messages import News
 
 __all__ = ["answer_lines", "bar", "show_state", "state_page"]
@@ -81,7 +82,10 @@ def _headline(run: Mapping[str, Any]) -> str:
     if service is not None:
         epoch = service["epoch"]
         state = "recovering" if epoch["recovering"] else f"epoch {epoch['number']}"
-        figures = f", {state}, lost ranks {epoch['lost_ranks']}, waiting {service['queue'].get('waiting', 0)}"
+        rate = "" if run["items_per_s"] is None else f", {figure(run['items_per_s'], 3)} items/s"
+        figures = (
+            f"{rate}, {state}, lost ranks {epoch['lost_ranks']}, waiting {service['queue'].get('waiting', 0)}"
+        )
     return f"{run['model']}: {run['phase']}{where}{figures}"
 
 
