@@ -9,9 +9,14 @@
     load       seconds from the page cache until the weights are packed
     resident   memory at its peak, of weights, cache and libraries
 
-Every figure is of one process with two threads, the median of processes in turn: reading, ours, llama.cpp,
-transformers. Weights of a shape are written once, to ``--files``. Needs two idle cores, and 8 GB of disk for
-the larger shape. llama.cpp runs its F32, BF16, Q8_0 and Q4_0.
+    start      seconds from a command to the first token of llama-puzzles
+    hop        milliseconds that each of the two hops of two ranks over tcp adds to a token of one sequence:
+               the median time between tokens less what the stages compute
+
+Every figure but the last two is of one process with two threads, the median of processes in turn: reading,
+ours, llama.cpp, transformers. ``--part speed`` or ``--part run`` measures some alone. Weights of a shape are
+written once, to ``--files``. Needs two idle cores, and 8 GB of disk for the larger shape. llama.cpp runs its
+F32, BF16, Q8_0 and Q4_0.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +66,9 @@ TARGETS = {
     "int4": Targets(0.95, 0.7, 0.9),
 }
 PRODUCTS_TARGET, RESIDENT_TARGET = 0.95, 1.05
+START_TARGET_S, HOP_TARGET_S = 1.5, 0.3e-3
+PUZZLES = "llama-puzzles"
+PROMPTS = 40
 
 
 @dataclass
@@ -164,6 +173,53 @@ def measure(row: Row, args: argparse.Namespace, files: Path, console: Console) -
     console.print(f"{row.shape.name} {row.dtype}", last, style="dim")
 
 
+def start_s() -> float:
+    """Return the seconds from the start of a command to the first character of its answer."""
+    command = [sys.executable, "-m", "pipeedge", "run", "0", "1", "-m", PUZZLES, "--prompt", "Spell house."]
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        first = process.stdout.read(1) if process.stdout is not None else b""
+        elapsed = time.perf_counter() - began
+        process.communicate(timeout=LIMIT_S)
+    if not first:
+        sys.exit("decoding: the command has printed no answer")
+    return elapsed
+
+
+def token_s(ranks: int, directory: Path) -> tuple[float, float]:
+    """Return the median time between tokens of one sequence at a time, and what the stages compute of it."""
+    prompts, report = directory / "prompts.jsonl", directory / "report.json"
+    # A token each, so that all steps have one row.
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": [i + 10]}) + "\n" for i in range(PROMPTS)))
+    command = [sys.executable, "-m", "pipeedge", "launch", "--local", str(ranks), "--"]
+    command += ["-m", PUZZLES, "-c", "tcp", "--input", str(prompts), "-u", "1", "--max-tokens", "32"]
+    command += ["--output", str(directory / "answers.jsonl"), "--report", str(report)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    found = json.loads(report.read_text())
+    computed = sum(stage["compute_s_mean"] for stage in found["stages"])
+    return float(found["text"]["between_tokens_s"]["p50"]), computed
+
+
+def measure_runs(rounds: int, directory: Path, console: Console) -> bool:
+    """Measure whole runs, and return whether the targets are reached."""
+    starts, alone, divided, hops = [], [], [], []
+    for _ in range(rounds):
+        starts.append(start_s())
+        alone.append(token_s(1, directory)[0])
+        between, computed = token_s(2, directory)
+        divided.append(between)
+        hops.append((between - computed) / 2)
+    start, hop = statistics.median(starts), statistics.median(hops)
+    console.print(f"start to the first token: {start:.2f} s ({START_TARGET_S})", highlight=False)
+    console.print(
+        f"one sequence, {PUZZLES}: {statistics.median(alone) * 1e3:.2f} ms a token on one rank, "
+        f"{statistics.median(divided) * 1e3:.2f} ms on two; a hop adds {hop * 1e3:.2f} ms "
+        f"({HOP_TARGET_S * 1e3:.1f})",
+        highlight=False,
+    )
+    return start <= START_TARGET_S and hop <= HOP_TARGET_S
+
+
 def number(value: float | None) -> str:
     """Return a figure for the table."""
     return "-" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
@@ -219,15 +275,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=Path, metavar="DIR", help="where weights are kept from run to run")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b"])
     parser.add_argument("--dtypes", nargs="+", choices=GGUF_TYPES, default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--part", choices=("speed", "run"), help="only one process, or only whole runs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=32, help="tokens that are decoded")
     parser.add_argument("--skip-transformers", action="store_true")
     args = parser.parse_args()
-    if args.llama_cpp is None:
+    if args.llama_cpp is None and args.part != "run":
         print("decoding: llama.cpp is left out;", HOW_TO_BUILD.format("sight"), file=sys.stderr)
-    elif not (args.llama_cpp / "bin" / "llama-bench").exists():
+    elif args.llama_cpp is not None and not (args.llama_cpp / "bin" / "llama-bench").exists():
         sys.exit("decoding: " + HOW_TO_BUILD.format(args.llama_cpp / "bin"))
     return args
 
@@ -238,11 +295,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         files = args.files or Path(temporary)
         files.mkdir(parents=True, exist_ok=True)
-        rows = [Row(SHAPES[shape], dtype) for shape in args.shapes for dtype in args.dtypes]
-        for _ in range(args.rounds):
-            for row in rows:
-                measure(row, args, files, console)
-        reached = show(rows, console)
+        reached = True
+        if args.part != "run":
+            rows = [Row(SHAPES[shape], dtype) for shape in args.shapes for dtype in args.dtypes]
+            for _ in range(args.rounds):
+                for row in rows:
+                    measure(row, args, files, console)
+            reached = show(rows, console)
+        if args.part != "speed":
+            reached = measure_runs(args.rounds, Path(temporary), console) and reached
     sys.exit(0 if reached else 1)
 
 

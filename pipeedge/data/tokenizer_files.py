@@ -21,6 +21,8 @@ __all__ = ["DECODER_TOKENIZER_FILES", "TOKENIZER_FILE", "TOKENIZER_FILES", "chec
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
 DECODER_TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json")
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that need ``tokenizer.json`` alone, for which transformers need not look for its models."""
 
 
 def read_backend(path: Path) -> Any:
@@ -30,11 +32,15 @@ def read_backend(path: Path) -> Any:
         InputError: The files are damaged.
     """
     import_postponed()
-    from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast  # seconds to import
+    from transformers import PreTrainedTokenizerFast
 
     directory = path.parent
     check_tokenizer(directory)
     try:
+        if path.name == TOKENIZER_FILE and _tokenizer_class(directory) in _PLAIN_CLASSES:
+            return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        from transformers import AutoTokenizer, BertTokenizer  # a second more, and another one when it reads
+
         if (directory / "tokenizer_config.json").is_file() or path.name == "vocab.json":
             return AutoTokenizer.from_pretrained(directory, local_files_only=True)
         if path.name == TOKENIZER_FILE:
@@ -42,6 +48,15 @@ def read_backend(path: Path) -> Any:
         return BertTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # a damaged file may raise anything inside transformers
         raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
+
+
+def _tokenizer_class(directory: Path) -> object:
+    """Return the class that the configuration of a tokenizer names, or None."""
+    try:
+        document = find_json(directory / "tokenizer_config.json", dict, InputError)
+    except InputError:  # the library explains what is wrong with it
+        return None
+    return (document or {}).get("tokenizer_class")
 
 
 def check_tokenizer(directory: Path) -> None:
