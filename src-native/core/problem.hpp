@@ -25,12 +25,13 @@
 //
 // bytes(cut) = elements * batch_size * element_bytes; for the input, input_bytes * batch_size if that is known, and
 // likewise for the output. Where microbatches differ, as those of sentences do, links carry the part of it that they
-// have on average, and times are averages, too. A link at a cut inside the model may carry fewer bytes: elements * batch_size * bits / 8,
-// if that is less than uncompressed values of the sending stage take. A bandwidth of 0 carries nothing, and sending
-// nothing costs only the latency. Without a data host, the first stage receives and the last one sends for free. With
-// one, its links to the first stage and from the last one count, and are free if that stage runs on the data host
-// itself. If settings of one microbatch size differ in the data rank's own work, the largest counts (feeding and
-// collecting, both together, and what its links add, each by itself), as do the watts that it takes for that.
+// have on average, and times are averages, too. A link at a cut inside the model may carry fewer bytes: elements *
+// batch_size * bits / 8, if that is less than uncompressed values of the sending stage take. A bandwidth of 0 carries
+// nothing, and sending nothing costs only the latency. Without a data host, the first stage receives and the last one
+// sends for free. With one, its links to the first stage and from the last one count, and are free if that stage runs
+// on the data host itself. If settings of one microbatch size differ in the data rank's own work, the largest counts
+// (feeding and collecting, both together, and what its links add, each by itself), as do the watts that it takes for
+// that.
 //
 // A stage fits when  sum of weights + the largest activation_bytes of its layers
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)

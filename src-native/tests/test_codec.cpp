@@ -40,7 +40,8 @@ struct Turned {
 };
 
 template <typename T>
-Encoded encode(const Variant& variant, const Rows<const T>& values, int bits, const Levels& levels, std::size_t block = 0) {
+Encoded encode(const Variant& variant, const Rows<const T>& values, int bits, const Levels& levels,
+               std::size_t block = 0) {
   const Turned turned(block, values.length);
   Encoded encoded;
   encoded.codes.resize(packed_bytes(values.rows * values.length, bits));
