@@ -144,5 +144,5 @@ def prompts_fingerprint(prompts: Iterable[Prompt], seed: int) -> str:
     """Return a digest of everything that the answers to ``prompts`` depend on besides the model."""
     digest = hashlib.sha256(f"{seed}".encode())
     for prompt in prompts:
-        digest.update(f"{prompt.item} {prompt.tokens} {prompt.sampling}\n".encode())
+        digest.update(f"{prompt.item} {prompt.tokens} {prompt.sampling} {prompt.tools}\n".encode())
     return digest.hexdigest()[:16]

@@ -7,6 +7,7 @@ structure    a JSON schema, regular expression or grammar that an answer follows
 sampling     the options of an answer, and the model's own (generation_config.json)
 sampler      scores -> the next token
 text_stream  tokens -> pieces of text, without half characters and stop strings
+tools        functions that a model may call, and the calls in its answers
 vocabulary   the tokenizer and its chat template
 template     conversations -> text; template_program does it in a process that can only compute
 prompt       texts, token ids and conversations -> prompts as tokens

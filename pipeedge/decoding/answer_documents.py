@@ -4,6 +4,7 @@
  "finish_reason": "stop", "prompt_tokens": 24, "completion_tokens": 4}
 
 "choice": 1                                                       if there are several answers to a prompt
+"tool_calls": [{"id": "call-0-0-0", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
 "logprobs": {"content": [{"token": "1", "logprob": -0.01, "bytes": [49], "top_logprobs": [...]}, ...]}
 """
 
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 
 from pipeedge.decoding.generation import WrittenAnswer
 from pipeedge.decoding.sampler import DrawnToken
+from pipeedge.decoding.tools import ToolCall
 
-__all__ = ["TokenBytes", "answer_document", "logprobs_document"]
+__all__ = ["TokenBytes", "answer_document", "logprobs_document", "tool_calls_document"]
 
 _LEAST = -9999.0
 """Log probability of a token that cannot occur; JSON has no infinity."""
@@ -46,9 +48,29 @@ def answer_document(answer: WrittenAnswer, source: str, texts: TokenBytes) -> di
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": len(answer.drawn),
     }
+    if answer.tool_calls:
+        name = f"call-{answer.item}-{answer.choice}"
+        document["tool_calls"] = tool_calls_document(answer.tool_calls, name)
     if any(one.logprob is not None for one in answer.drawn):
         document["logprobs"] = logprobs_document(answer.drawn, texts)
     return document
+
+
+def tool_calls_document(calls: Sequence[ToolCall], name: str) -> list[dict[str, Any]]:
+    """Return calls of functions as OpenAI's chats have them.
+
+    Args:
+        calls: The calls.
+        name: Beginning of their ids, which tells them from the calls of other answers.
+    """
+    return [
+        {
+            "id": f"{name}-{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(calls)
+    ]
 
 
 def logprobs_document(drawn: Sequence[DrawnToken], texts: TokenBytes) -> dict[str, Any]:

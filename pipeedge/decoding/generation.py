@@ -12,6 +12,7 @@ from pipeedge.decoding.sampler import DrawnToken, Sampler, Scores
 from pipeedge.decoding.structure import Structure
 from pipeedge.decoding.structure_matching import StructureMatcher
 from pipeedge.decoding.text_stream import TextStream, TokenTexts
+from pipeedge.decoding.tools import ToolCall, ToolCallReader
 
 __all__ = ["FinishReason", "Generation", "Piece", "WrittenAnswer"]
 
@@ -59,6 +60,8 @@ class WrittenAnswer:
     """Number of tokens of the prompt."""
     choices: int = 1
     """Number of answers to this prompt."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls of functions, which are not part of the text."""
 
 
 @dataclass
@@ -98,6 +101,8 @@ class Generation:
             choice=self.choice,
         )
         self._stream = TextStream(self.texts, options.stop)
+        tools = self.prompt.tools
+        self._reader = None if tools.form is None else ToolCallReader(tools.form, tools.names)
         self._matcher = None
         if options.structure is not None:
             self._matcher = self.texts.matcher(options.structure, self._ends)
@@ -137,6 +142,10 @@ class Generation:
             text += self._stream.finish()
             if self._stream.stopped:
                 self.finish_reason = FinishReason.STOP
+        if self._reader is not None:
+            text = self._reader.push(text)
+            if self.finish_reason is not None:
+                text += self._reader.finish()
         self._pieces.append(text)
         return Piece(drawn, text, self.finish_reason)
 
@@ -150,4 +159,5 @@ class Generation:
             self.finish_reason or FinishReason.LENGTH,
             len(self.prompt.tokens),
             self.prompt.sampling.n,
+            () if self._reader is None else tuple(self._reader.calls),
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.wording import count, excerpt, hint, printable
 from pipeedge.decoding.sampling import SAMPLING_FIELDS, Sampling, read_sampling
+from pipeedge.decoding.tools import ToolRequest, read_tools
 from pipeedge.decoding.vocabulary import Message, Vocabulary
 
 __all__ = ["Prompt", "PromptMaker", "read_messages"]
@@ -18,7 +19,7 @@ __all__ = ["Prompt", "PromptMaker", "read_messages"]
 _CHARACTERS_A_TOKEN = 1024
 """No token has more characters."""
 _KINDS = ("prompt", "prompt_token_ids", "messages")
-_CHAT_FIELDS = ("tools", "chat_template_kwargs")
+_CHAT_FIELDS = ("tools", "tool_choice", "chat_template_kwargs")
 _FIELDS = frozenset({*_KINDS, *_CHAT_FIELDS}) | SAMPLING_FIELDS
 
 
@@ -33,6 +34,8 @@ class Prompt:
     """Position in the input, from 0."""
     source: str = ""
     """Where it comes from: a file and the number of a line."""
+    tools: ToolRequest = field(default_factory=ToolRequest)
+    """Functions that the answer may call."""
 
     @property
     def sequence(self) -> int:
@@ -74,8 +77,9 @@ class PromptMaker:
         """Return an object of JSON, such as a line of a file, as a prompt.
 
         It has one of ``prompt``, a text that is continued as it is or a list of token ids;
-        ``prompt_token_ids``; and ``messages``, perhaps with ``tools`` and ``chat_template_kwargs``, which are
-        further variables of the template. Other keys are those of ``read_sampling``.
+        ``prompt_token_ids``; and ``messages``, perhaps with ``tools``, ``tool_choice`` and
+        ``chat_template_kwargs``, which are further variables of the template. Other keys are
+        those of ``read_sampling``.
         """
         with _named(source):
             if not isinstance(document, dict):
@@ -88,7 +92,21 @@ class PromptMaker:
                 has = " and ".join(kinds) or "none of them"
                 raise InputError(f"needs one of prompt, prompt_token_ids and messages; it has {has}")
             sampling = read_sampling(document, self.sampling)
-            return self._prompt(self._tokens(kinds[0], document), sampling, item, source)
+            if kinds[0] != "messages":
+                alone = next((name for name in _CHAT_FIELDS if document.get(name) is not None), None)
+                if alone is not None:
+                    raise InputError(f"{alone} needs messages")
+                return self._prompt(self._tokens(kinds[0], document[kinds[0]]), sampling, item, source)
+            messages, options = read_messages(document["messages"]), document.get("chat_template_kwargs")
+            if options is not None and not isinstance(options, dict):
+                raise InputError("chat_template_kwargs is not an object")
+            tools = read_tools(document.get("tools"), document.get("tool_choice"), self.vocabulary.template)
+            if tools.structure is not None:
+                if sampling.structure is not None:
+                    raise InputError("tool_choice asks for a call, so there can be no response_format")
+                sampling = replace(sampling, structure=tools.structure)
+            tokens = self._encode_messages(messages, list(tools.shown) or None, options)
+            return replace(self._prompt(tokens, sampling, item, source), tools=tools)
 
     def from_tokens(
         self, tokens: object, sampling: Sampling, item: int = 0, source: str = "prompt"
@@ -97,20 +115,7 @@ class PromptMaker:
         with _named(source):
             return self._prompt(_token_ids("prompt_token_ids", tokens), sampling, item, source)
 
-    def _tokens(self, kind: str, document: Mapping[str, Any]) -> list[int]:
-        value = document[kind]
-        if kind == "messages":
-            tools, options = document.get("tools"), document.get("chat_template_kwargs")
-            if tools is not None and not (
-                isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-            ):
-                raise InputError("tools is not a list of objects")
-            if options is not None and not isinstance(options, dict):
-                raise InputError("chat_template_kwargs is not an object")
-            return self._encode_messages(read_messages(value), tools or None, options)
-        alone = next((name for name in _CHAT_FIELDS if document.get(name) is not None), None)
-        if alone is not None:
-            raise InputError(f"{alone} needs messages")
+    def _tokens(self, kind: str, value: object) -> list[int]:
         if kind == "prompt" and isinstance(value, str):
             return self._encode(value)
         return _token_ids(kind, value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["TextStream", "TokenTexts"]
+__all__ = ["TextStream", "TokenTexts", "overlap"]
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _WINDOW = 32
@@ -92,12 +92,12 @@ class TextStream:
             self.stopped = True
             self._held = ""
             return text[: min(found)[1]]
-        held = max((_overlap(text, stop) for stop in self._stop), default=0)
+        held = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of ``text`` that is a beginning of ``stop``, but not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):

@@ -52,6 +52,12 @@ class Vocabulary:
         """Whether the model knows conversations."""
         return bool(self.backend.chat_template)
 
+    @property
+    def template(self) -> str:
+        """Chat template of the model with all its forms, empty without one."""
+        found = self.backend.chat_template or ""
+        return found if isinstance(found, str) else "\n".join(found.values())
+
     def render(
         self,
         messages: Sequence[Message],

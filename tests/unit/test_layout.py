@@ -38,7 +38,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.pickled
            weights.download
 decoding   pages steps loop structure structure_matching sampling sampler text_stream
-           template_program template vocabulary prompt generation answer_documents
+           template_program template tools vocabulary prompt generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key authority loopback
            rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
@@ -155,6 +155,7 @@ PURE = (
     "decoding.sampling",
     "decoding.structure",
     "decoding.text_stream",
+    "decoding.tools",
     "models.activations",
     "models.architecture",
     "models.cuts",
