@@ -18,6 +18,7 @@ import pytest
 import trouble_commands
 import trouble_data
 import trouble_meeting
+import trouble_nodes
 import trouble_planning
 import trouble_running
 import trouble_serving
@@ -33,6 +34,7 @@ PARTS = (
     trouble_commands,
     trouble_data,
     trouble_meeting,
+    trouble_nodes,
     trouble_planning,
     trouble_running,
     trouble_serving,
