@@ -286,11 +286,15 @@ class Tokenizer:
     ) -> list[Encoded]:
         """Return the ids of sentences or pairs, as ``items`` truncates them."""
         limit = self.most_tokens
+        # Prepare: of a very long sentence, take the beginning only, which certainly is too long as well.
         texts = [self._beginnings(sentence, limit) for sentence in sentences]
-        is_cut = [some != self._whole(sentence) for some, sentence in zip(texts, sentences, strict=True)]
-        uncut = iter(self._encode([some for some, cut in zip(texts, is_cut, strict=True) if not cut]))
-        encoded = [Encoded(array("i"), None) if cut else next(uncut) for cut in is_cut]
-        too_long = [number for number, one in enumerate(encoded) if is_cut[number] or len(one.ids) > limit]
+        wholes = [some == self._whole(sentence) for some, sentence in zip(texts, sentences, strict=True)]
+        # Encode those that may fit.
+        encoded = self._encode_at([place for place, is_whole in enumerate(wholes) if is_whole], texts)
+        # Truncate the others, and those that do not fit.
+        too_long = [
+            place for place in range(len(texts)) if not wholes[place] or len(encoded[place].ids) > limit
+        ]
         if too_long and not truncate:
             raise TooLongError(
                 f"{sentences[too_long[0]].source}: more than the {count(limit, 'token')} that "
@@ -300,19 +304,23 @@ class Tokenizer:
             log.warning(
                 "%d of %d sentences are longer than the %d tokens of %s and are truncated; the first: %s",
                 len(too_long),
-                len(encoded),
+                len(texts),
                 limit,
                 self.model.name,
                 sentences[too_long[0]].source,
             )
-        if too_long:
-            shorter = self._encode([texts[number] for number in too_long], limit)
-            for number, one in zip(too_long, shorter, strict=True):
-                encoded[number] = one
+        encoded |= self._encode_at(too_long, texts, limit)
+        found = [encoded[place] for place in range(len(texts))]
         if self.model.full_length:
-            encoded = [self._lengthened(one, limit) for one in encoded]
-        self._check(encoded)
-        return encoded
+            found = [self._lengthened(one, limit) for one in found]
+        self._check(found)
+        return found
+
+    def _encode_at(
+        self, places: Sequence[int], texts: Sequence[tuple[str, ...]], limit: int | None = None
+    ) -> dict[int, Encoded]:
+        """Return the ids of those sentences or pairs that have these places, by place."""
+        return dict(zip(places, self._encode([texts[place] for place in places], limit), strict=True))
 
     def _items(self, sentences: Sequence[Sentence], encoded: Sequence[Encoded]) -> TokenItems:
         return TokenItems(

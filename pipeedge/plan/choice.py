@@ -12,9 +12,8 @@ and what was not measured, and plans without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import DTYPES, Schedule
@@ -37,11 +36,15 @@ _WIDTHS = (0, 16, 8, 6, 4)
 _ALL_WIDTHS = (0, 16, 8, 7, 6, 5, 4, 3, 2)
 
 
-class Trial(Sized, Protocol):
-    """A trial of plans on held-out items, of which it has a number."""
+@dataclass(frozen=True)
+class Trial:
+    """A trial of plans on held-out items."""
 
-    def __call__(self, schedule: Schedule, microbatch_size: int, /) -> float:
-        """Return the fraction of the items whose class under ``schedule`` is that of float32."""
+    items: int
+    """Number of the items."""
+    agreement: Callable[[Schedule, int], float]
+    """Returns the fraction of the items whose class under a schedule, with microbatches of a size, is that of
+    float32."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ def _first_that_passes(
         costs = found.costs
         if wanted is None:  # any loss is allowed where there is no largest one
             wanted = 0.0 if costs.max_loss is None else 1 - costs.max_loss
-        part = trial(found.schedule, round(costs.batch_size))
-        measured = f"{figure(part, 4)} on {count(len(trial), 'held-out item')}"
+        part = trial.agreement(found.schedule, round(costs.batch_size))
+        measured = f"{figure(part, 4)} on {count(trial.items, 'held-out item')}"
         chosen = _note(costs, name, asked.objective)
         if part >= wanted - _NOTHING:
             return ChosenPlan(found, asked, (*refused, f"{chosen}, {measured}"))

@@ -8,6 +8,8 @@ The profiler takes the first items of its input, so these are others if the inpu
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from pipeedge.base.errors import WeightsError
@@ -15,9 +17,10 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.data import InputSource
 from pipeedge.data.agreement import Outputs, agreement, outputs_by_block, outputs_of_schedule
 from pipeedge.models import Model
+from pipeedge.plan.choice import Trial
 from pipeedge.request.config import RunRequest
 
-__all__ = ["HeldOutTrial", "open_held_out"]
+__all__ = ["held_out_trial", "open_held_out"]
 
 
 def open_held_out(request: RunRequest, model: Model, source: InputSource) -> InputSource:
@@ -37,8 +40,8 @@ def open_held_out(request: RunRequest, model: Model, source: InputSource) -> Inp
     return held_out
 
 
-class HeldOutTrial:
-    """A trial of plans on held-out items, computed on this rank.
+def held_out_trial(request: RunRequest, model: Model, items: InputSource, device: torch.device) -> Trial:
+    """Return a trial of plans on held-out items, computed on this rank.
 
     Args:
         request: Request of this rank.
@@ -46,38 +49,24 @@ class HeldOutTrial:
         items: The held-out items.
         device: Device to compute on.
     """
+    weights, classes = request.model.weights, model.output_kind != "vector"
 
-    def __init__(self, request: RunRequest, model: Model, items: InputSource, device: torch.device) -> None:
-        self._request = request
-        self._model = model
-        self._items = items
-        self._device = device
-        self._exact: dict[int, Outputs] = {}  # by microbatch size
+    @functools.cache
+    def exact(microbatch_size: int) -> Outputs:
+        return outputs_by_block(
+            model, items, microbatch_size, weights=weights, device=device, dtype=torch.float32
+        )
 
-    def __len__(self) -> int:
-        """Return the number of items."""
-        return len(self._items)
-
-    def __call__(self, schedule: Schedule, microbatch_size: int) -> float:
-        """Return the fraction of the items whose class under ``schedule`` is that of float32."""
-        weights = self._request.model.weights
-        if microbatch_size not in self._exact:
-            self._exact[microbatch_size] = outputs_by_block(
-                self._model,
-                self._items,
-                microbatch_size,
-                weights=weights,
-                device=self._device,
-                dtype=torch.float32,
-            )
+    def agrees(schedule: Schedule, microbatch_size: int) -> float:
         found = outputs_of_schedule(
-            self._model,
-            self._items,
+            model,
+            items,
             microbatch_size,
             schedule,
             weights=weights,
-            device=self._device,
-            compression=self._request.links.compression,
+            device=device,
+            compression=request.links.compression,
         )
-        classes = self._model.output_kind != "vector"
-        return agreement(found, self._exact[microbatch_size], classes=classes).part
+        return agreement(found, exact(microbatch_size), classes=classes).part
+
+    return Trial(len(items), agrees)

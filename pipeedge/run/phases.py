@@ -132,9 +132,9 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
     """
     trial = None
     if prepared.data is not None and prepared.data.held_out is not None:
-        from pipeedge.run.held_out import HeldOutTrial  # only the data rank needs it
+        from pipeedge.run.held_out import held_out_trial  # only the data rank needs it
 
-        trial = HeldOutTrial(context.request, context.encoder, prepared.data.held_out, prepared.device)
+        trial = held_out_trial(context.request, context.encoder, prepared.data.held_out, prepared.device)
     decider = Decider(context, trial, lambda: session.left_out)
     going_on = GoingOn(decider.plan_again, decider.review)
     plan = session.agree(prepared.facts, decider.decide, going_on, prepared.place)

@@ -67,12 +67,12 @@ def _trial(request: RunRequest) -> Trial:
     """Return what tries plans on the last items of the input."""
     from pipeedge.data import open_run_input  # these import torch, which other dry runs do without
     from pipeedge.models import find_model
-    from pipeedge.run.held_out import HeldOutTrial, open_held_out
+    from pipeedge.run.held_out import held_out_trial, open_held_out
     from pipeedge.run.stage import resolve_device
 
     model = find_model(request.model.name)
     items = open_held_out(request, model, open_run_input(request, model))
-    return HeldOutTrial(request, model, items, resolve_device(request.model.device))
+    return held_out_trial(request, model, items, resolve_device(request.model.device))
 
 
 def _tokens_here(request: RunRequest, model: Outline) -> tuple[int | None, str | None]:

@@ -15,7 +15,7 @@ from pipeedge.data import InputSource, open_input
 from pipeedge.request.config import ModelRequest, RunRequest, WorldRequest
 from pipeedge.request.files import InputRequest
 from pipeedge.request.scheduling import ScheduleRequest
-from pipeedge.run.held_out import HeldOutTrial, open_held_out
+from pipeedge.run.held_out import held_out_trial, open_held_out
 
 ITEMS, HELD_OUT = 60, 40
 
@@ -50,15 +50,15 @@ def schedule_of(bits: int, dtypes: tuple[str, str]) -> Schedule:
 
 def test_trial_has_the_answers_of_the_last_items_in_a_run(source: InputSource) -> None:
     items = open_held_out(asked(), DIGITS, source)
-    trial = HeldOutTrial(asked(), DIGITS, items, CPU)
-    assert len(trial) == HELD_OUT
+    trial = held_out_trial(asked(), DIGITS, items, CPU)
+    assert trial.items == HELD_OUT
     images = torch.cat([batch.payload[0] for batch in source.microbatches(8)])[-HELD_OUT:]
     answers = {}
     for bits, dtypes in ((0, ("float32", "float32")), (2, ("float32", "int8")), (3, ("int8", "float32"))):
         schedule = schedule_of(bits, dtypes)
         answers[bits] = run(DIGITS, schedule, (images,), size=4).argmax(1)
         same = int((answers[bits] == answers[0]).sum())
-        assert trial(schedule, 4) == same / HELD_OUT
+        assert trial.agreement(schedule, 4) == same / HELD_OUT
     assert (answers[2] != answers[0]).any()  # two bits change some of the classes
 
 

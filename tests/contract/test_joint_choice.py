@@ -47,9 +47,11 @@ def files(folder: Path, bandwidth: float = 1000, int8_agreement: float | None = 
     )
 
 
-def planned(options: str, ranks: frozenset[int] | None = None, trial: Trial | None = None) -> PlannedSchedule:
+def planned(
+    options: str, ranks: frozenset[int] | None = None, trial: FewBits | None = None
+) -> PlannedSchedule:
     request = parse_runtime(["0", "2", *options.split()], Environment()).request
-    return plan_schedule(request, DIGITS, ranks=ranks, trial=trial)
+    return plan_schedule(request, DIGITS, ranks=ranks, trial=None if trial is None else trial.trial)
 
 
 class FewBits:
@@ -59,10 +61,9 @@ class FewBits:
         self._losses = losses
         self.tried: list[str] = []
 
-    def __len__(self) -> int:
-        return 100
+        self.trial = Trial(100, self._agreement)
 
-    def __call__(self, schedule: Schedule, microbatch_size: int, /) -> float:
+    def _agreement(self, schedule: Schedule, microbatch_size: int) -> float:
         stages = [f"{stage.dtype} {stage.quant_bits}" for stage in schedule.stages]
         self.tried.append(f"{microbatch_size} {', '.join(stages)}")
         used = {stage.dtype for stage in schedule.stages}
