@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -128,6 +129,8 @@ def _up(argv: list[str], environment: Environment) -> None:
         f"{request.model} answers at {where} after {serving.seconds:.1f} s, of which profiling took "
         f"{serving.profiled_s:.1f} s"
     )
+    if request.opens and not webbrowser.open(serving.url):
+        print_notice(f"no browser is here: open {serving.url} yourself")
 
 
 class _Bars:

@@ -48,7 +48,7 @@ _LOOK_S = 5.0
 _AGAIN_S = 2.0
 """Seconds until a rank on another node is started again."""
 _RETRY_S = 3.0
-"""Seconds until a run that served, and has ended, is started again."""
+"""Seconds until a run that has ended is started again."""
 _LEFT_OUT_S = 60.0
 """Seconds until a node that was left out is asked again."""
 _RUN_TIMEOUT_S = 30.0
@@ -118,15 +118,27 @@ class Deployment:
         around: The node.
         run: Name of the run.
         ended: Called by its thread at the end.
+        patient: Whether to try again where nothing has ever answered: after a restart, as of all machines,
+            others may not be there yet.
+        retry_s: Seconds until a run that has ended is started again.
     """
 
     def __init__(
-        self, wanted: Up, around: Surroundings, run: str, ended: Callable[[], None] = lambda: None
+        self,
+        wanted: Up,
+        around: Surroundings,
+        run: str,
+        ended: Callable[[], None] = lambda: None,
+        *,
+        patient: bool = False,
+        retry_s: float = _RETRY_S,
     ) -> None:
         self.wanted = wanted
         self.run_name = run
         self._around = around
         self._ended = ended
+        self._patient = patient
+        self._retry_s = retry_s
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._attempt = _Attempt()
@@ -236,7 +248,7 @@ class Deployment:
                     last = self._last_line.get(0, "see the lines above")
                     raise NotServingError(f"the run ended with status {status}: {last}", status)
             except PipeEdgeError as error:
-                if self._served is None:
+                if self._served is None and not self._patient:
                     self._fail(error)
                     break
                 self._note(News(f"cannot go on yet: {one_line(error)}"))
@@ -245,7 +257,7 @@ class Deployment:
                 break
             if not self._attempt.again:
                 self._attempt.phase = "waiting"
-                self._stopping.wait(_RETRY_S)
+                self._stopping.wait(self._retry_s)
         self._attempt.phase = "ended"
         self._attempt.peers = ()
         self._ended()

@@ -164,7 +164,7 @@ class Node:
         )
         if (wanted := store.wanted()) is not None:
             self.say(f"goes on serving {wanted.model}")
-            self._deploy(wanted)
+            self._deploy(wanted, patient=True)
 
     # -- what a deployment needs -----------------------------------------------------------------------
 
@@ -478,7 +478,7 @@ class Node:
             if isinstance(new, Serving):
                 return
 
-    def _deploy(self, wanted: Up) -> Deployment:
+    def _deploy(self, wanted: Up, *, patient: bool = False) -> Deployment:
         """Serve a model from now on.
 
         Raises:
@@ -487,7 +487,7 @@ class Node:
         run = f"{wanted.model} on {self.name}"
         work = contextlib.ExitStack()
         work.enter_context(self._slot.taken(run, "a command"))
-        deployment = Deployment(wanted, self, run, work.close)
+        deployment = Deployment(wanted, self, run, work.close, patient=patient)
         self._deployment = deployment
         deployment.start()
         return deployment

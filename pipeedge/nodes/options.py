@@ -174,6 +174,9 @@ class UpRequest(ClientRequest):
         check=PORT,
         help="port of the service, on the loopback interface of the asked node ({default})",
     )
+    opens: bool = option(
+        False, "--open", help="open the page of the service in a browser of this machine, once it answers"
+    )
     thorough: bool = option(
         False,
         "--thorough",
