@@ -23,6 +23,7 @@ import trouble_planning
 import trouble_running
 import trouble_serving
 import trouble_starting
+import trouble_text
 import trouble_weights
 from places import ROOT
 from trouble import DIGITS, OTHER_KEY, Patch
@@ -39,6 +40,7 @@ PARTS = (
     trouble_running,
     trouble_serving,
     trouble_starting,
+    trouble_text,
     trouble_weights,
 )
 CASES = {quote: provoke for part in PARTS for quote, provoke in part.CASES.items()}
