@@ -67,6 +67,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 LONGEST = (
     *("test_runtime.py", "test_train_cli.py", "test_testbed.py", "test_training.py", "test_page_browser.py"),
+    "test_node_programs.py",
     *("test_docs_commands.py", "test_launch.py", "test_imports.py", "test_rpc.py", "test_serving_ranks.py"),
     *("test_doctor.py", "test_failover.py", "test_bidders.py", "test_family_ranks.py", "test_tcp.py"),
     *("test_doctor_ranks.py", "test_control.py", "test_observing.py", "test_transports.py"),

@@ -8,6 +8,7 @@ import threading
 from contextlib import ExitStack
 from typing import NoReturn
 
+from pipeedge.base.errors import RequestError
 from pipeedge.base.guard import guard
 from pipeedge.base.program import is_verbose
 from pipeedge.base.streams import end, print_notice, print_result
@@ -71,7 +72,14 @@ def serve(request: NodeRequest) -> None:
         def discover(port: int) -> Discovery:
             if not request.announces:
                 return named
-            return _Both(named, stack.enter_context(Announced(cluster_label(own.trusted), port)))
+            try:
+                announced = stack.enter_context(Announced(cluster_label(own.trusted), port))
+            except RequestError as error:
+                if not request.nodes:
+                    raise
+                print_notice(f"finding only the nodes that --nodes names ({error})")
+                return named
+            return _Both(named, announced)
 
         node = Node(own, store, discover, port=request.port, say=print_notice)
         stack.callback(node.close)
