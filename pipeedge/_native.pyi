@@ -5,6 +5,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+def arm_features() -> list[str]:
+    """Return which of neon, dot, i8mm, bf16 and fp16_arith an ARM processor has; none on others.
+
+    Nor are there any where the system does not tell (it does on Linux).
+    """
+
 def element_bytes() -> dict[str, int]:
     """Return the bytes of a value that crosses a cut, by the number type of the stage that sends it."""
 

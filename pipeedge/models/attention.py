@@ -66,7 +66,7 @@ def attend(
     """Compute multi-head scaled dot-product attention, https://arxiv.org/abs/1706.03762, eq. 1.
 
     Inference uses native code (``src-native/attention``), which transposes nothing in memory, on processors
-    with AVX-512, and in bfloat16 with its instructions for bfloat16. Otherwise torch computes.
+    with AVX-512 or NEON, and on x86 in bfloat16 with its instructions for bfloat16. Otherwise torch computes.
 
     Args:
         qkv: Queries, keys and values side by side, [N, T, 3D].

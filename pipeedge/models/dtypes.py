@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from pipeedge import _native as native
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
 from pipeedge.base.schedule import DTYPES
@@ -31,6 +32,7 @@ from pipeedge.base.schedule import DTYPES
 __all__ = [
     "INT4",
     "dtype_name",
+    "emulated_here",
     "find_dtype",
     "grouped_bytes",
     "has_avx512",
@@ -57,6 +59,8 @@ _GROUPED_BYTES: Mapping[torch.dtype, float] = MappingProxyType(
         INT4: 0.5 + 3 / 32,  # a scale and a zero
     }
 )
+_BLOCKS_IN_INT8 = "neon"
+"""Where native code computes all of a block in int8, with norms and attention, from bfloat16 to bfloat16."""
 
 
 def find_dtype(name: str) -> torch.dtype:
@@ -104,7 +108,7 @@ def slow_here(
     if device.type != "cpu" or dtype is torch.float32:
         return None
     here = _capabilities() if capabilities is None else capabilities
-    if not here:
+    if not here or (dtype is torch.int8 and here.get(_BLOCKS_IN_INT8)):
         return None
     for needed in dict.fromkeys((dtype, stream_dtype(dtype))):
         known = _INSTRUCTIONS[needed]
@@ -117,12 +121,27 @@ def slow_here(
     return None
 
 
+def emulated_here(
+    dtype: torch.dtype, device: torch.device, capabilities: Mapping[str, Any] | None = None
+) -> bool:
+    """Return whether ``device`` lacks the instructions for products in ``dtype``, which others then imitate.
+
+    int8 and int4 never count as emulated: they have native code on x86 with AVX2, and else save memory.
+
+    Args:
+        dtype: Number type of the weights.
+        device: Device that computes.
+        capabilities: Capabilities of the processor, as ``slow_here`` takes them.
+    """
+    return dtype not in (torch.int8, INT4) and slow_here(dtype, device, capabilities) is not None
+
+
 def has_avx512() -> bool:
     """Return whether this processor has AVX-512."""
     return bool(_capabilities().get("avx512_f"))
 
 
 def _capabilities() -> Mapping[str, Any]:
-    """Return the capabilities of this processor, or an empty map if torch is too old to report them."""
+    """Return the capabilities of this processor, or an empty map if neither torch nor native code knows."""
     ask = getattr(torch.cpu, "get_capabilities", None)
-    return {} if ask is None else dict(ask())
+    return {**({} if ask is None else ask()), **dict.fromkeys(native.arm_features(), True)}

@@ -2,6 +2,7 @@
 
     native      src-native/linear8           PipeEdge's own; weights packed; what precedes and follows the
                                              product is computed on rows that are in the cache; needs AVX2
+                                             or ARM
     onednn      onednn::qlinear_pointwise    weights packed; needs AVX512-VNNI
     torch       _int_mm                      on any device whose kernel proves to be exact
     emulated    linear                       in float32, everywhere; weights still take one byte each

@@ -1,7 +1,7 @@
 """The kernels that compute the linear layers of blocks: those a machine has, and the rule that chooses.
 
     name       float32, bfloat16, float16                     int8
-    native     -                                              PipeEdge's own, weights packed; needs AVX2
+    native     -                                              PipeEdge's own, weights packed; AVX2 or ARM
     onednn     oneDNN, weights packed while they are loaded,  oneDNN, weights packed; needs AVX512-VNNI
                activation and residual within the product
     torch      torch.nn.functional.linear: MKL or oneDNN on   torch._int_mm
@@ -70,7 +70,8 @@ def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str], *, w
 
     int8: those that compute with 8-bit instructions, packed if possible. float32: MKL uses its AVX-512 code
     on Intel's processors alone, and AVX2 elsewhere. bfloat16: ``torch`` calls oneDNN as well, and packs each
-    time. On ARM, torch may use one of several libraries, and none was measured, so its own choice stays.
+    time. On ARM, torch may use one of several libraries, and none was measured, so its own choice stays but
+    for int8, which has native code.
 
     Args:
         dtype: Number type of the weights.

@@ -23,7 +23,7 @@ from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.wording import count
 from pipeedge.data.protected_files import input_paths, model_paths
-from pipeedge.models.dtypes import slow_here
+from pipeedge.models.dtypes import dtype_name, emulated_here, slow_here
 from pipeedge.observe.energy import open_source
 from pipeedge.profile.display import conditions_summary, progress_bar, spread_warning, summary
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
@@ -68,7 +68,9 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     """
     if command.measure is None:
         raise ValueError("nothing to measure")
-    jobs = {command.results_of(job.conditions): job for job in Job.each(command.measure)}
+    jobs = _without_emulated(
+        {command.results_of(job.conditions): job for job in Job.each(command.measure)}, warn
+    )
     products = Products(command.emit, tell, warn)
     checked = _check(jobs, products)
     figures = chosen_figures(command.emit, tell)
@@ -97,6 +99,19 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     _measure(rest, shares, finish)
     _report(rest, measured, several=len(jobs) > 1, tell=tell, warn=warn)
     products.write({path: results[path] for path in jobs}, figures, free_bytes, checked.replaced)
+
+
+def _without_emulated(jobs: Mapping[Path, Job], warn: Tell) -> Mapping[Path, Job]:
+    """Leave out number types that the processor emulates, unless no other is asked for.
+
+    What has no profile, no plan with ``--dtype auto`` chooses.
+    """
+    left = {path: job for path, job in jobs.items() if not emulated_here(job.dtype, job.device)}
+    if not left or len(left) == len(jobs):
+        return jobs
+    for name in dict.fromkeys(dtype_name(job.dtype) for path, job in jobs.items() if path not in left):
+        warn(f"{name} is left out: this processor emulates it; to measure it all the same, ask for it alone")
+    return left
 
 
 def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:

@@ -45,7 +45,7 @@ struct Problem : Shape {
   Value* out = nullptr;
 };
 
-/// Whether this processor has the instructions: AVX-512, and for Bfloat16 those for products of bfloat16.
+/// Whether this processor has the instructions: NEON, or AVX-512 and for Bfloat16 its products of bfloat16.
 template <typename Value>
 bool supports();
 

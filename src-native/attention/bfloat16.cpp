@@ -1,3 +1,5 @@
+#include "vectors_avx512.inc"
+// Behind the vectors that it uses.
 #include "heads.inc"
 
 namespace pipeedge::attention {
@@ -5,9 +7,11 @@ namespace {
 
 struct Bfloat16Lanes {
   using Stored = Bfloat16;
+  using Packed = Bfloat16;
   static constexpr size_t kInUnit = 2;
 
-  static __m512 multiply_add(__m512 sum, __m512 a, __m512 b) {
+  template <int kUnit>
+  static Floats multiply_add(Floats sum, Units a, Floats b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 
@@ -15,14 +19,14 @@ struct Bfloat16Lanes {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
 
-  static __m512 load(const char* from, __mmask16 lanes) {
-    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, from));
+  static Floats load(const char* from, size_t count) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count), from));
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
   }
 
-  static void store(__m512 values, char* to, __mmask16 lanes) {
+  static void store(Floats values, char* to, size_t count) {
     const __m256bh halves = _mm512_cvtneps_pbh(values);
-    _mm256_mask_storeu_epi16(to, lanes, reinterpret_cast<__m256i>(halves));
+    _mm256_mask_storeu_epi16(to, first_lanes(count), reinterpret_cast<__m256i>(halves));
   }
 
   /// Puts the values of two tokens beside each other; zero behind the last one.
@@ -33,17 +37,17 @@ struct Bfloat16Lanes {
     }
   }
 
-  static void store_weights(__m512 weights, char* to) {
+  static void store_weights(Floats weights, char* to) {
     const __m256bh halves = _mm512_cvtneps_pbh(weights);
     memcpy(to, &halves, sizeof halves);
   }
 
-  static void store_results(__m512 results, char* to) { store_weights(results, to); }
+  static void store_results(Floats results, char* to) { store_weights(results, to); }
 };
 
 }  // namespace
 
-void attend_head(const Problem<Bfloat16>& problem, size_t item, size_t head, const HeadMemory& memory) {
+void attend_avx512bf16(const Problem<Bfloat16>& problem, size_t item, size_t head, const HeadMemory& memory) {
   attend_head_in<Bfloat16Lanes>(problem, item, head, memory);
 }
 

@@ -10,9 +10,10 @@ struct NeonI8mm {
   static constexpr size_t kTileGroups = 3;
   static constexpr size_t kSums = kHalf / 2;
 
-  /// Eight codes of both rows, and the next eight.
+  /// Where the codes of both rows are: eight of each are read when it is their turn, so that registers suffice.
   struct Codes {
-    uint8x16_t parts[2];
+    const uint8_t* first_row;
+    const uint8_t* last_row;
   };
 
   static void start(const int32_t* columns, int32x4_t* total) {
@@ -23,21 +24,22 @@ struct NeonI8mm {
     }
   }
 
-  static Codes load(const uint8_t* first_row, const uint8_t* last_row) {
-    const uint64x2_t first = vreinterpretq_u64_u8(vld1q_u8(first_row));
-    const uint64x2_t last = vreinterpretq_u64_u8(vld1q_u8(last_row));
-    return {{vreinterpretq_u8_u64(vzip1q_u64(first, last)), vreinterpretq_u8_u64(vzip2q_u64(first, last))}};
-  }
+  static Codes load(const uint8_t* first_row, const uint8_t* last_row) { return {first_row, last_row}; }
 
   template <size_t kGroups>
   static void multiply_add(int32x4_t (*total)[kSums], const Codes* x, const int8_t* weights) {
 #pragma GCC unroll 2
-    for (size_t part = 0; part < 2; ++part) {
+    for (size_t part = 0; part < kStep; part += kDepth) {
+      uint8x16_t codes[kGroups];
+#pragma GCC unroll 3
+      for (size_t g = 0; g < kGroups; ++g) {
+        codes[g] = vcombine_u8(vld1_u8(x[g].first_row + part), vld1_u8(x[g].last_row + part));
+      }
 #pragma GCC unroll 8
       for (size_t v = 0; v < kSums; ++v) {
-        const int8x16_t two = vld1q_s8(weights + part * kColumns * kDepth + 16 * v);
+        const int8x16_t two = vld1q_s8(weights + part * kColumns + 16 * v);
 #pragma GCC unroll 3
-        for (size_t g = 0; g < kGroups; ++g) total[g][v] = vusmmlaq_s32(total[g][v], x[g].parts[part], two);
+        for (size_t g = 0; g < kGroups; ++g) total[g][v] = vusmmlaq_s32(total[g][v], codes[g], two);
       }
     }
   }

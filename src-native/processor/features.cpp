@@ -22,8 +22,11 @@ ArmFeatures arm_features() {
 }
 
 std::vector<std::string> arm_feature_names() {
-  const ArmFeatures here = arm_features();
   std::vector<std::string> names;
+#if defined(__aarch64__) && defined(__linux__)
+  names.emplace_back("neon");
+#endif
+  const ArmFeatures here = arm_features();
   if (here.dot_products) names.emplace_back("dot");
   if (here.matrices8) names.emplace_back("i8mm");
   if (here.bfloat16) names.emplace_back("bf16");

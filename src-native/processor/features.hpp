@@ -17,7 +17,8 @@ struct ArmFeatures {
 /// Those of this processor; none on other processors, and where the system does not tell.
 ArmFeatures arm_features();
 
-/// Their names, as torch calls them: "dot", "i8mm", "bf16", "fp16_arith". Empty if the processor is no ARM.
+/// Their names, as torch calls them: "dot", "i8mm", "bf16", "fp16_arith", behind "neon", which all have. Empty if the
+/// processor is no ARM, or the system does not tell.
 std::vector<std::string> arm_feature_names();
 
 }  // namespace pipeedge::processor

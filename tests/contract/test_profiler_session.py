@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from places import ROOT
 from profiles import content, write_results
@@ -52,6 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(session, "measure_links", lambda job: {"tcp": TCP})
     monkeypatch.setattr(layer_work, "LONGEST_PASS_S", 0.0)  # no rehearsals
     monkeypatch.setattr(session, "open_source", lambda: (None, ()))
+    monkeypatch.setattr(session, "emulated_here", lambda *_: False)
     return tmp_path
 
 
@@ -78,6 +80,15 @@ def refused(directory: Path, *arguments: object) -> str:
     assert "\n" not in line
     assert caught.value.exit_code == EXIT_REQUEST
     return line
+
+
+def test_emulated_types_are_left_out_of_several(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "emulated_here", lambda dtype, _: dtype is torch.bfloat16)
+    told = profiled(*DIGITS, "-b", 1, "-l", 15, "--dtype", "float32,bfloat16")
+    assert any(line.startswith("bfloat16 is left out: this processor emulates it") for line in told)
+    assert [path.name for path in here.iterdir()] == ["profiler_results-1-float32.yml"]
+    profiled(*DIGITS, "-b", 1, "-l", 15, "--dtype", "bfloat16", "-o", "alone.yml")
+    assert load_results(Path("alone.yml")).dtype == "torch.bfloat16"
 
 
 def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:

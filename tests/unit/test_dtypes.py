@@ -24,7 +24,7 @@ from pipeedge.base.schedule import DTYPES, LayerRange, Schedule, StagePlan
 from pipeedge.data import Microbatch, open_input
 from pipeedge.data.agreement import Outputs, agreement, joined, outputs_by_block
 from pipeedge.models import find_model
-from pipeedge.models.dtypes import find_dtype, slow_here, stream_dtype
+from pipeedge.models.dtypes import emulated_here, find_dtype, slow_here, stream_dtype
 from pipeedge.models.int8 import Int8Linear, quantize_rows
 from pipeedge.models.int8_kernels import (
     FloatProduct,
@@ -427,6 +427,25 @@ def test_slow_dtype_gives_a_notice() -> None:
     assert slow_here(torch.int8, CPU, {**here, "avx512_bf16": True}) is None
     assert "no instructions for int8" in (slow_here(torch.int8, CPU, {"avx512_bf16": True}) or "")
     assert slow_here(torch.float16, torch.device("cuda"), here) is None
+
+
+@pytest.mark.parametrize(
+    ("processor", "features", "slow"),
+    [
+        ("Cortex-A72", {"neon"}, {torch.bfloat16, torch.float16}),
+        ("Cortex-A76", {"neon", "dot", "fp16_arith"}, {torch.bfloat16}),
+        ("Neoverse N2", {"neon", "dot", "fp16_arith", "i8mm", "bf16"}, set()),
+    ],
+)
+def test_slow_dtype_on_arm_gives_a_notice(
+    processor: str, features: set[str], slow: set[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code says what the processor has; torch for boards may be too old to."""
+    monkeypatch.setattr(native, "arm_features", lambda: sorted(features))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    types = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+    assert {dtype for dtype in types if slow_here(dtype, CPU)} == slow, processor
+    assert {dtype for dtype in types if emulated_here(dtype, CPU)} == slow
 
 
 # --- beside float32 -------------------------------------------------------------------------------------

@@ -1,0 +1,200 @@
+"""ARM beside x86, under qemu: ``scripts/test-arm DIR`` makes what is needed in DIR, and runs these tests.
+
+    x86 rank 0 ──frames──> ARM rank 1 ──frames──> x86 rank 0        one pipeline of both kinds
+
+Integers and codes are the same to the bit on both; all else is as close as rounding allows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from places import ROOT
+from ports import free_port
+from processes import environment
+from waiting import until
+
+PREPARED = os.environ.get("PIPEEDGE_ARM")
+pytestmark = pytest.mark.skipif(
+    PREPARED is None, reason="needs an emulated ARM: scripts/test-arm DIR makes one and runs these tests"
+)
+
+CASES = ROOT / "tests" / "support" / "arm_cases.py"
+LIMIT_S = 900.0
+"""An emulated rank takes ten times as long to start."""
+PROCESSORS = ("max", "cortex-a72", "cortex-a76")
+FAMILIES = ("vit", "deit", "bert", "mpnet", "albert", "dinov2", "modernbert", "dinov3")
+TOLERANCES = {"float32": 1e-5, "int8": 0.1, "bfloat16": 0.05}
+
+
+def command(arm: bool) -> list[str]:
+    """Return how Python is started on this machine, or on the emulated one."""
+    root = Path(PREPARED or "") / "root"
+    return ["qemu-aarch64", "-L", str(root), str(root / "usr/bin/python3.11")] if arm else [sys.executable]
+
+
+def variables(arm: bool, cpu: str = "max") -> dict[str, str]:
+    """Return the environment of a process of either kind."""
+    own = {**environment(), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if not arm:
+        return own | {"PYTHONPATH": str(ROOT)}
+    return own | {"PYTHONPATH": f"{ROOT}:{PREPARED}/site", "PYTHONNOUSERSITE": "1", "QEMU_CPU": cpu}
+
+
+def compute(arm: bool, *arguments: object, cpu: str = "max") -> None:
+    """Run ``arm_cases.py`` to its end."""
+    ended = subprocess.run(
+        [*command(arm), str(CASES), *map(str, arguments)],
+        env=variables(arm, cpu),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("arm")
+
+
+@pytest.fixture(scope="module")
+def digests(folder: Path) -> Mapping[str, str]:
+    compute(False, "kernels", 3000, folder / "x86.json")
+    found: dict[str, str] = json.loads((folder / "x86.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("cpu", PROCESSORS)
+def test_layers_in_8_bits_and_codes_are_those_of_x86_to_the_bit(
+    folder: Path, digests: Mapping[str, str], cpu: str
+) -> None:
+    """Three thousand random shapes for each instruction set that the processor has."""
+    compute(True, "kernels", 3000, folder / f"{cpu}.json", cpu=cpu)
+    found = json.loads((folder / f"{cpu}.json").read_text())
+    layers = {
+        "max": {"neoni8mm", "neondot", "neon"},
+        "cortex-a72": {"neon"},
+        "cortex-a76": {"neondot", "neon"},
+    }
+    assert {name.split()[1] for name in found if name.startswith("layer")} == layers[cpu]
+    assert {"codes neon", "codes portable"} <= found.keys()
+    for kind in ("layer", "codes"):
+        both = {value for name, value in {**digests, **found}.items() if name.startswith(kind)}
+        both |= {value for name, value in digests.items() if name.startswith(kind)}
+        assert len(both) == 1, (digests, found)
+
+
+def test_models_give_the_results_of_x86(folder: Path, model_dirs: dict[str, Path]) -> None:
+    models = folder / "models"
+    for family in FAMILIES:
+        shutil.copytree(model_dirs[family], models / family)
+    compute(False, "families", models, folder / "x86.npz")
+    compute(True, "families", models, folder / "arm.npz")
+    here, there = np.load(folder / "x86.npz"), np.load(folder / "arm.npz")
+    assert len(here.files) == 2 * len(FAMILIES)
+    for name in here.files:
+        tolerance = TOLERANCES[name.split()[1]]
+        np.testing.assert_allclose(there[name], here[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+class Mixed:
+    """Ranks of both kinds in one run.
+
+    Args:
+        folder: Where they run.
+        kinds: Kind of each rank: x86, or arm.
+        options: Options of all ranks.
+        stack: Ends those that are left.
+    """
+
+    def __init__(self, folder: Path, kinds: str, options: tuple[object, ...], stack: ExitStack) -> None:
+        self.folder = folder
+        size, port = len(kinds.split()), free_port()
+        self.processes = []
+        for rank, kind in enumerate(kinds.split()):
+            own = ("--output", "out.npz", "--input", folder / "in.npz") if rank == 0 else ()
+            words = (ROOT / "runtime.py", rank, size, "-m", "vit-digits", "--port", port, *options, *own)
+            with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as err:
+                process = subprocess.Popen(
+                    [*command(kind == "arm"), *map(str, words)],
+                    cwd=folder,
+                    env=variables(kind == "arm"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            self.processes.append(process)
+
+    def said(self, rank: int) -> str:
+        return (self.folder / f"{rank}.err").read_text()
+
+    def ended(self, *ranks: int) -> list[int]:
+        return [self.processes[rank].wait(LIMIT_S) for rank in ranks]
+
+    def results(self) -> np.ndarray:
+        found: np.ndarray = np.load(self.folder / "out.npz")["outputs"]
+        return found
+
+
+@contextmanager
+def mixed(folder: Path, kinds: str, *options: object, items: int) -> Iterator[Mixed]:
+    """Start ranks of both kinds, and end those that are left."""
+    pixels = np.random.default_rng(3).integers(-64, 64, (items, 1, 8, 8)) / 64
+    np.savez(folder / "in.npz", pixel_values=pixels.astype(np.float32))
+    with ExitStack() as stack:
+        yield Mixed(folder, kinds, ("--timeout", 300, *options), stack)
+
+
+def alone(folder: Path) -> np.ndarray:
+    """Return what one rank of this machine computes from the same input."""
+    words = (ROOT / "runtime.py", 0, 1, "-m", "vit-digits", "--input", "in.npz", "--output", "alone.npz")
+    subprocess.run([*command(False), *map(str, words)], cwd=folder, env=variables(False), check=True)
+    found: np.ndarray = np.load(folder / "alone.npz")["outputs"]
+    return found
+
+
+@pytest.mark.parametrize("links", [("-c", "tcp"), ("-c", "p2p"), ("-c", "tcp", "-q", "8,8,0")], ids=" ".join)
+def test_a_pipeline_of_both_kinds_gives_the_results_of_one_machine(
+    tmp_path: Path, links: tuple[object, ...]
+) -> None:
+    """The frames of the compressed links are written on one kind and read on the other, both ways."""
+    cuts = ("-pt", "1,5,6,11,12,16", "-r", "0,1,2") if "-q" in links else ("-pt", "1,8,9,16")
+    kinds = "x86 arm x86" if "-q" in links else "x86 arm"
+    with mixed(tmp_path, kinds, *links, *cuts, items=40) as ranks:
+        assert ranks.ended(*range(len(kinds.split()))) == [0] * len(kinds.split()), ranks.said(0)
+        assert re.search(r"the ranks are not alike \(torch \S+ on x86_64: .* on aarch64: ", ranks.said(0))
+        tolerance = 0.3 if "-q" in links else 1e-4
+        np.testing.assert_allclose(ranks.results(), alone(tmp_path), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kinds", ["x86 arm x86", "x86 x86 arm"], ids=["to x86", "to ARM"])
+def test_a_rank_of_the_other_kind_takes_the_place_of_a_lost_one(tmp_path: Path, kinds: str) -> None:
+    """Every item gives one result, as close to that of one machine as before."""
+    cuts = ("-c", "tcp", "-u", 2, "-pt", "1,8,9,16")  # the third rank is a spare
+    with mixed(tmp_path, kinds, *cuts, items=4000) as ranks:
+        until(lambda: rows(tmp_path) > 0, "rows are written", LIMIT_S)
+        ranks.processes[1].send_signal(signal.SIGKILL)
+        assert ranks.ended(0, 2) == [0, 0], ranks.said(0)
+        assert "; the run goes on with layers 1-8 on rank 0, layers 9-16 on rank 2" in ranks.said(0)
+        np.testing.assert_allclose(ranks.results(), alone(tmp_path), rtol=0, atol=1e-4)
+
+
+def rows(folder: Path) -> int:
+    """Return the bytes of the unfinished output."""
+    part = folder / "out.npz.part"
+    return part.stat().st_size if part.exists() else 0

@@ -1,0 +1,153 @@
+"""Compute the same cases on processors of different kinds: a program, for ``test_arm.py``.
+
+    arm_cases.py kernels COUNT OUT.json       digests of integers and codes by instruction set
+    arm_cases.py attention COUNT OUT.npz      attention of small shapes
+    arm_cases.py families FOLDER OUT.npz      outputs of the models in the folders of FOLDER, by number type
+
+What is random comes from numpy's generator of bits, which gives the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.random import Generator
+
+from pipeedge import _native as native
+from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.models import find_model
+from pipeedge.models.dtypes import find_dtype
+
+
+def halves(random: Generator, *shape: int) -> np.ndarray:
+    """Return the bits of bfloat16 of moderate size and either sign."""
+    return (random.integers(0x3E00, 0x4080, shape) | random.integers(0, 2, shape) << 15).astype(np.uint16)
+
+
+def floats(random: Generator, *shape: int) -> np.ndarray:
+    """Return whole multiples of 2^-12, which no function of a library has rounded."""
+    return (random.integers(-(1 << 14), 1 << 14, shape) / 4096).astype(np.float32)
+
+
+def layer(random: Generator, variant: str | None) -> bytes:
+    """Return the results of a linear layer in 8 bits."""
+    rows, inputs, outputs = (int(random.integers(1, most)) for most in (20, 100, 70))
+    packed = np.empty(native.linear8_packed_bytes(outputs, inputs, variant), np.int8)
+    weights = random.integers(-127, 128, (outputs, inputs), np.int8)
+    native.linear8_pack(weights=weights, packed=packed, variant=variant)
+    norm, residual = random.integers(0, 2, 2)
+    out = np.empty((rows, outputs), np.uint16)
+    native.linear8_apply(
+        x=halves(random, rows, inputs),
+        norm=(halves(random, inputs), halves(random, inputs), 1e-6) if norm else None,
+        packed=packed,
+        scales=np.abs(floats(random, outputs)) / 1024,
+        bias=halves(random, outputs),
+        activation=("none", "gelu", "gelu_tanh")[random.integers(3)],
+        residual=halves(random, rows, outputs) if residual else None,
+        out=out,
+        threads=1,
+        variant=variant,
+    )
+    return out.tobytes()
+
+
+def codes(random: Generator, variant: str | None) -> bytes:
+    """Return the codes of some rows, and what they decode to."""
+    rows, length = int(random.integers(1, 6)), int(random.integers(1, 300))
+    bits, block = int(random.choice(BIT_WIDTHS)), int(random.choice([0, 0, 2, 16, 64, 256]))
+    low, high = (float(random.choice([1.5, np.inf])) for _ in range(2))
+    values = floats(random, rows, length)
+    encoded, ranges = (
+        np.empty(native.packed_bytes(values.size, bits), np.uint8),
+        np.empty(2 * rows, np.float32),
+    )
+    how = {"codes": encoded, "ranges": ranges, "bits": bits, "block": block, "seed": 7, "variant": variant}
+    native.encode(values=values, rows=rows, low=low, high=high, **how)
+    decoded = np.empty_like(values)
+    native.decode(values=decoded, **how)
+    return encoded.tobytes() + ranges.tobytes() + decoded.tobytes()
+
+
+def kernels(count: int) -> dict[str, str]:
+    """Return a digest of ``count`` cases for each kernel and instruction set of this processor."""
+    found = {}
+    products = native.linear8_variants()[:-1]
+    for name, case, variants in (("layer", layer, products), ("codes", codes, native.codec_variants())):
+        for variant in variants:
+            random, digest = np.random.default_rng(5), hashlib.sha256()
+            for _ in range(count):
+                digest.update(case(random, variant))
+            found[f"{name} {variant}"] = digest.hexdigest()
+    return found
+
+
+def attention(count: int) -> dict[str, np.ndarray]:
+    """Return attention in each number type that has native code here, and by torch, for random shapes."""
+    random, found = np.random.default_rng(6), {}
+    for number in range(count):
+        heads, size = int(random.integers(1, 4)), 16 * int(random.integers(1, 6))
+        items, tokens = int(random.integers(1, 3)), int(random.integers(1, 70))
+        reach = int(random.integers(1, 40)) if random.integers(2) else None
+        qkv = floats(random, items, tokens, 3 * heads * size)
+        bias = floats(random, items, tokens) if random.integers(2) else None
+        distances = floats(random, heads, 2 * tokens - 1) if random.integers(2) else None
+        angles = floats(random, tokens, size // 2)
+        rotation = (np.cos(angles), np.sin(angles)) if random.integers(2) else None
+        for name in native.attention_types():
+            given = qkv if name == "float32" else (qkv.view(np.uint32) >> 16).astype(np.uint16)
+            out = np.empty((items, tokens, heads * size), given.dtype)
+            native.attend(
+                qkv=given,
+                heads=heads,
+                bias=bias,
+                distances=distances,
+                rotation=rotation,
+                reach=reach,
+                out=out,
+                threads=1,
+            )
+            wide = out if name == "float32" else (out.astype(np.uint32) << 16).view(np.float32)
+            found[f"{name} {number}"] = wide
+    return found
+
+
+def families(folder: Path) -> dict[str, np.ndarray]:
+    """Return the outputs of each model in ``folder`` in float32 and int8."""
+    found = {}
+    for directory in sorted(folder.iterdir()):
+        model, random = find_model(directory), np.random.default_rng(8)
+        inputs = []
+        for name, shape in zip(model.input_names, model.input_shapes(3, 9, eight_bit=False), strict=True):
+            if name == "pixel_values":
+                inputs.append(torch.from_numpy(floats(random, *shape.shape)))
+            elif name == "attention_mask":
+                inputs.append((torch.arange(9) < torch.tensor([[9], [4], [7]])).long())
+            else:
+                numbers = random.integers(0, 2 if name == "token_type_ids" else 16, shape.shape)
+                inputs.append(torch.from_numpy(numbers))
+        for dtype in ("float32", "int8"):
+            with torch.inference_mode():
+                (found[f"{directory.name} {dtype}"],) = (
+                    output.float().numpy() for output in model.load(dtype=find_dtype(dtype))(tuple(inputs))
+                )
+    return found
+
+
+def main() -> None:
+    """Compute the cases that the arguments name."""
+    what, of, target = sys.argv[1:]
+    torch.set_num_threads(1)
+    if what == "kernels":
+        Path(target).write_text(json.dumps(kernels(int(of))))
+    else:
+        np.savez(target, **(attention(int(of)) if what == "attention" else families(Path(of))))
+
+
+if __name__ == "__main__":
+    main()
