@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["check_lengths", "lengths_text"]
+__all__ = ["check_lengths", "lengths_text", "longest_of"]
 
 _MOST = 64
 """Number of different lengths that are told apart, besides the longest."""
@@ -41,3 +41,8 @@ def check_lengths(text: str | None) -> None:
     """Raise ValueError unless ``text`` is a histogram as ``lengths_text`` writes it, or None."""
     if text is not None and not all(_ENTRY.fullmatch(entry) for entry in text.split(",")):
         raise ValueError(f"{text[:40]!r} is not a histogram of lengths")
+
+
+def longest_of(text: str) -> int:
+    """Return the number of tokens of the longest sentence of a histogram."""
+    return max(int(entry.partition(":")[0]) for entry in text.split(","))

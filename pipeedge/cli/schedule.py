@@ -15,6 +15,7 @@ from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.guard import guard
 from pipeedge.base.program import program_name
 from pipeedge.base.streams import end
+from pipeedge.base.text_lengths import check_lengths, longest_of
 from pipeedge.models.registry import find_outline
 from pipeedge.plan.sched_pipeline import PROGRAM, find_executable
 from pipeedge.request.config import ModelRequest
@@ -68,7 +69,7 @@ def with_input_bytes(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("-m", "--model", "--model-name", dest="model_name")
     parser.set_defaults(model_name=option_of(ModelRequest, "name").default)
     parser.add_argument("--tokens", type=int)
-    for name in ("--input-bytes", "--problem", "--format"):
+    for name in ("--lengths", "--input-bytes", "--problem", "--format"):
         parser.add_argument(name)
     for name in ("-h", "--help", "--version"):
         parser.add_argument(name, action="store_true")
@@ -76,8 +77,15 @@ def with_input_bytes(arguments: Sequence[str]) -> list[str]:
         given, _ = parser.parse_known_args(arguments)
         if given.input_bytes or given.problem or given.format == "files" or given.help or given.version:
             return [*arguments]
-        size = find_outline(given.model_name, fetch=False).input_bytes(given.tokens)
-    except (argparse.ArgumentError, PipeEdgeError):  # the program says what is wrong with it, if anything is
+        check_lengths(given.lengths)
+        known = [given.tokens, None if given.lengths is None else longest_of(given.lengths)]
+        tokens = max((length for length in known if length is not None), default=None)
+        size = find_outline(given.model_name, fetch=False).input_bytes(tokens)
+    except (
+        argparse.ArgumentError,
+        PipeEdgeError,
+        ValueError,
+    ):  # the program says what is wrong, if anything is
         return [*arguments]
     return [*arguments, f"--input-bytes={size}"]
 

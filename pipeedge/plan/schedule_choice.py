@@ -144,7 +144,13 @@ def plan_schedule(
 
 
 def evaluate_schedule(
-    request: RunRequest, model: CutModel, schedule: Schedule, tokens: int | None, microbatch_size: int
+    request: RunRequest,
+    model: CutModel,
+    schedule: Schedule,
+    tokens: int | None,
+    microbatch_size: int,
+    *,
+    lengths: str | None = None,
 ) -> PlanCosts:
     """Return what a schedule would cost in a run with the scheduler's files.
 
@@ -154,6 +160,7 @@ def evaluate_schedule(
         schedule: The schedule.
         tokens: Tokens of the longest sentence; None for images, and if it is not known.
         microbatch_size: Number of items in a microbatch.
+        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
 
     Raises:
         ScheduleError: There are no such files, or a link has no bandwidth.
@@ -170,7 +177,7 @@ def evaluate_schedule(
         ),
         links=LinkRequest(),
     )
-    asked, _ = scheduler_request(request, model, tokens, eight_bit=True)
+    asked, _ = scheduler_request(request, model, tokens, lengths=lengths, eight_bit=True)
     if len(dtypes) > 1:
         asked = dataclasses.replace(asked, choice=Choice((microbatch_size,), 0.0, dtypes, (0,)))
     return evaluate(asked, schedule, hosts=request.schedule.hosts).costs

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
+from pipeedge.base.text_lengths import check_lengths, longest_of
 from pipeedge.base.wording import count
 from pipeedge.request.config import (
     ENCRYPTED,
@@ -65,6 +66,15 @@ def _loss(text: str) -> Loss:
     if not (found.rank >= 0 and 0 < found.at_s < math.inf):
         raise argparse.ArgumentTypeError(f"{text!r} is not a loss: use RANK@SECONDS, for example 1@20")
     return found
+
+
+def _lengths(text: str) -> str:
+    """Check a histogram of lengths, as an argument."""
+    try:
+        check_lengths(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: use N:COUNT,..., for example 12:300,40:80") from None
+    return text
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,13 @@ class SimulationRequest(ProfiledRequest):
         type=int,
         check=at_least(1),
         help="items in the whole run ({default})",
+    )
+    lengths: str | None = option(
+        None,
+        "--lengths",
+        metavar="N:COUNT,...",
+        type=_lengths,
+        help="how many sentences there are of each length, for text models (all as long as the longest)",
     )
     partition: tuple[int, ...] | None = option_like(
         ScheduleRequest,
@@ -218,6 +235,12 @@ class SimulationRequest(ProfiledRequest):
             raise RequestError("--detect-s, --plan-s and --load-MBps have an effect only with --lose")
 
     @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sentence; None for images, and for lengths as profiled."""
+        known = None if self.lengths is None else longest_of(self.lengths)
+        return max((length for length in (self.tokens, known) if length is not None), default=None)
+
+    @property
     def codec_bytes_per_s(self) -> float | None:
         """Uncompressed bytes that a stage encodes, or decodes, per second, or None if that takes no time."""
         return None if self.codec_mb_per_s is None else self.codec_mb_per_s * 1e6
@@ -295,7 +318,7 @@ SECTIONS = (
     Section(
         "run",
         (
-            *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens"),
+            *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens", "lengths"),
             *options_of(SimulationRequest, "codec_mb_per_s", "read_s", "write_s"),
         ),
     ),

@@ -235,7 +235,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     named, names = _rank_names(request, cluster)
     data_rank = _data_rank(request, names, cluster)
     as_run = request.of_run(len(names), names if named else None, data_rank)
-    planned = plan_schedule(as_run, model, request.tokens)
+    planned = plan_schedule(as_run, model, request.longest, lengths=request.lengths)
     load = _workload(request, planned, spec)
     data_host = names[data_rank]
     if not as_run.schedule.automatic:  # otherwise the plan does without it, and says so
@@ -247,7 +247,9 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     def costs_of(schedule: Schedule) -> PlanCosts:
         for stage in schedule.stages:
             cluster.profile(stage, load)  # or say what is missing
-        return evaluate_schedule(as_run, model, schedule, request.tokens, load.microbatch_size)
+        return evaluate_schedule(
+            as_run, model, schedule, request.longest, load.microbatch_size, lengths=request.lengths
+        )
 
     def simulated(schedule: Schedule, items: int, drawn: Sequence[int] = ()) -> SimulatedRun:
         return simulate(replace(load, items=items).pipeline(costs_of(schedule), known), drawn=drawn)
@@ -276,7 +278,8 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
             before,
             survivors,
             layer_bytes,
-            tokens=request.tokens,
+            tokens=request.longest,
+            lengths=request.lengths,
         ),
         room_bytes=lambda rank: cluster.type_of(names[rank])[1].mem_bytes,
         host=lambda rank: names[rank] if named else None,
@@ -332,7 +335,7 @@ def _workload(request: SimulationRequest, planned: PlannedSchedule, spec: ModelS
     request.microbatches(size)
     return Workload(
         model_name=request.model_name,
-        model=spec if request.tokens is None else spec.at_tokens(request.tokens),
+        model=spec if request.longest is None else spec.at_tokens(request.longest),
         microbatch_size=size,
         items=request.items,
         codec_bytes_per_s=request.codec_bytes_per_s,
@@ -349,14 +352,14 @@ def _notes(found: FinishedSimulation, request: SimulationRequest) -> Iterator[st
                 f"buffers, but {host_of(found.schedule.stages[stage])} has only "
                 f"{memory.available / BYTES_PER_MB:.0f} MB: it would not run there"
             )
-    if request.tokens is not None and found.planned.prediction is None:  # else the scheduler says it
+    if request.longest is not None and found.planned.prediction is None:  # else the scheduler says it
         for stage, plan in enumerate(found.schedule.stages):
             profile = found.cluster.profile(plan, found.load)
-            if not profile.fits_tokens(request.tokens):
+            if not profile.fits_tokens(request.longest):
                 known = profile.tokens or "an unknown number of"
                 yield (
                     f"stage {stage}: {host_of(plan)} was profiled only with {known} tokens, so its times are "
-                    f"not scaled to {request.tokens}"
+                    f"not scaled to {request.longest}"
                 )
     compressed = any(stage.quant_bits for stage in found.schedule.stages)
     if compressed and request.codec_bytes_per_s is None:

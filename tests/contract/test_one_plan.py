@@ -189,6 +189,8 @@ def test_run_simulation_and_program_make_one_plan(
         ("-m vit-digits", "--input-bytes=64"),  # a byte a pixel
         ("--model-n=vit-digits --data-host a", "--input-bytes=64"),
         ("-mbert-base-uncased --tokens 10", "--input-bytes=240"),
+        ("-mbert-base-uncased --lengths 5:3,10:1", "--input-bytes=240"),
+        ("-mbert-base-uncased --lengths 5", None),
         ("-m unknown", None),
         ("-m vit-digits --input-bytes 9", None),
         ("--problem -", None),

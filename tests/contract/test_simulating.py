@@ -302,6 +302,17 @@ def test_tokens_scale_the_times_of_a_text_model(cluster: Path) -> None:
     assert found.notes == ()
     best = simulate_request(request("--tokens", "30"))
     assert best.schedule.stages
+    alone = {
+        tokens: simulate_request(request("--schedule-file", "cut.yml", "--tokens", str(tokens), "-u", "8"))
+        for tokens in (12, 30)
+    }
+    mixed = simulate_request(request("--schedule-file", "cut.yml", "--lengths", "12:3,30:1", "-u", "8"))
+    short = 0.75**8
+    for stage, both in enumerate(mixed.outcome.model.stages):
+        one, other = (found.outcome.model.stages[stage].compute_s for found in alone.values())
+        assert both.compute_s == pytest.approx(short * one + (1 - short) * other)
+    with pytest.raises(RequestError, match="--lengths"):
+        request("--lengths", "12:0")
     with pytest.raises(RequestError, match="--tokens 0"):
         request("--tokens", "0")
 

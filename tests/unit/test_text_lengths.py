@@ -7,7 +7,7 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.base.text_lengths import check_lengths, lengths_text
+from pipeedge.base.text_lengths import check_lengths, lengths_text, longest_of
 
 
 @settings(max_examples=cases(100))
@@ -16,6 +16,7 @@ def test_many_lengths_become_few_with_the_same_number_and_average(counts: dict[i
     text = lengths_text(counts)
     assert text is not None
     check_lengths(text)
+    assert longest_of(text) == max(counts)
     told = {int(tokens): int(number) for tokens, number in (entry.split(":") for entry in text.split(","))}
     assert len(told) == text.count(",") + 1 <= 65
     assert (sum(told.values()), max(told)) == (sum(counts.values()), max(counts))
