@@ -19,7 +19,7 @@ OLDEST = PROJECT["project"]["requires-python"].removeprefix(">=")
     ("path", "pattern"),
     [
         ("README.md", r"Python (3\.\d+) or newer"),
-        ("README.md", r"pin-dependencies python(3\.\d+)"),
+        ("docs/development.md", r"pin-dependencies python(3\.\d+)"),
         ("Makefile", r"(3\.\d+) or newer"),
         ("scripts/setup", r"(3\.\d+) or newer"),
         ("scripts/pin-dependencies", r"oldest first: python(3\.\d+)"),
