@@ -1,6 +1,6 @@
 # The same few commands for people and for CI. Each creates the environment first if necessary.
 #
-#   make demo       run two ranks on this machine with a real model and data; predictions in demo-out/
+#   make demo       run two ranks on this machine with real models and data; results in demo-out/
 #   make test       run lint, types and tests
 #   make bench      compare throughput, memory, links, scheduler and codec with their targets (minutes, on an idle machine)
 #   make bench-training    compare every training schedule with one process (minutes, on an idle machine)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Run a real model on real data, on two ranks of ``runtime.py`` on this machine, in a few seconds.
+"""Run real models on two ranks of ``runtime.py`` on this machine, in a few seconds.
 
-    python tools/demo.py [DIRECTORY]     write predictions and report to DIRECTORY (demo-out/)
+    python tools/demo.py [DIRECTORY]     write predictions, answers and report to DIRECTORY (demo-out/)
 
-``vit-digits`` classifies its 360 held-out images, with half of its layers on each rank. The exit status is
-0 if the accuracy is the one that was measured in training.
+``vit-digits`` classifies its 360 held-out images, then ``llama-puzzles`` answers a few puzzles; half of the
+layers of each are on each rank. The exit status is 0 if the accuracy is the one that was measured in
+training, and the answers are right.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "pipeedge" / "assets" / "vit-digits" / "training.json"
 ITEMS = 360
 RANKS = 2
+PUZZLES = {
+    "What is 47 + 85?": "132",
+    "Sort 5 2 9 1.": "1 2 5 9",
+    "Reverse melon.": "nolem",
+    "Spell house.": "h-o-u-s-e",
+    "How many e in cheese?": "3",
+}
+"""Puzzles and their answers."""
 
 
 def free_port() -> int:
@@ -71,6 +80,28 @@ def main() -> int:
         print(f"demo: the accuracy is not that of training, {of_training}", file=sys.stderr)
         return 1
     print(f"The accuracy is that of training, {of_training}.")
+    return answer_puzzles(directory, shown)
+
+
+def answer_puzzles(directory: Path, shown: Path) -> int:
+    """Let a decoder answer the puzzles, print what it says, and return the exit status."""
+    prompts = directory / "puzzles.txt"
+    prompts.write_text("".join(f"{puzzle}\n" for puzzle in PUZZLES), encoding="utf-8")
+    arguments = ["-m", "llama-puzzles", "-pt", "1,8,9,16", "--port", str(free_port())]
+    arguments += ["--input", str(shown / "puzzles.txt"), "--output", str(shown / "answers.jsonl")]
+    status = run_ranks(arguments)
+    if status:
+        print(f"demo: failed with exit status {status}; the reason is above", file=sys.stderr)
+        return status
+    lines = (directory / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    wrong = 0
+    for (puzzle, right), line in zip(PUZZLES.items(), lines, strict=True):
+        text = json.loads(line)["text"]
+        wrong += text != right
+        print(f"{puzzle:24}{text}" + ("" if text == right else f" (right is {right})"))
+    if wrong:
+        print(f"demo: {wrong} of {len(PUZZLES)} answers are wrong", file=sys.stderr)
+        return 1
     return 0
 
 

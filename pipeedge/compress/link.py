@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +70,8 @@ class LinkEncoder:
         self._granularity = granularity
         self._window = window
         self._transform = transform
-        self._done = 0
-        self._forms: dict[tuple[int, int], _Form] = {}
+        self._done = Counter[int]()
+        self._forms: dict[int, dict[tuple[int, int], _Form]] = {}
         self._encoded = self._transformed = 0
 
     @property
@@ -78,29 +79,37 @@ class LinkEncoder:
         """Fraction of the tensors encoded so far whose rows were transformed, or 0 without any."""
         return self._transformed / max(self._encoded, 1)
 
-    def encode(self, payload: Payload, bits: int) -> Payload:
+    def encode(self, payload: Payload, bits: int, kind: int = 0) -> Payload:
         """Return ``payload`` in wire form with ``bits`` bits a value; 0 is bit-exact.
 
         Masks and indices are never encoded.
+
+        Args:
+            payload: Payload of a microbatch.
+            bits: Number of bits a value.
+            kind: Kind of the microbatch; each has levels and windows of its own.
 
         Raises:
             NonFiniteError: A tensor to be encoded contains NaN or infinity.
             ValueError: The bits are not supported.
         """
-        if self._done % self._window == 0:
-            self._forms.clear()
-        self._done += 1
-        return to_wire([self._part(index, tensor, bits) for index, tensor in enumerate(payload)])
+        forms = self._forms.setdefault(kind, {})
+        if self._done[kind] % self._window == 0:
+            forms.clear()
+        self._done[kind] += 1
+        return to_wire([self._part(forms, index, tensor, bits) for index, tensor in enumerate(payload)])
 
-    def _part(self, index: int, tensor: torch.Tensor, bits: int) -> WirePart:
+    def _part(
+        self, forms: dict[tuple[int, int], _Form], index: int, tensor: torch.Tensor, bits: int
+    ) -> WirePart:
         if not bits or not is_compressible(tensor.dtype):
             return tensor
         tensor = tensor.float() if tensor.dtype is torch.float16 else tensor.contiguous()
         try:
             key = index, bits
-            if key not in self._forms and tensor.numel():
-                self._forms[key] = self._choose(tensor, bits)
-            form = self._forms.get(key, _Form())
+            if key not in forms and tensor.numel():
+                forms[key] = self._choose(tensor, bits)
+            form = forms.get(key, _Form())
             encoded = encode_tensor(tensor, bits, form.levels, self._granularity, form.transform)
         except NonFiniteError as error:
             raise NonFiniteError(f"tensor {index} of the payload, {error}") from None

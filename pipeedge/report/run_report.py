@@ -244,7 +244,8 @@ def print_report(
     if report.comparison is not None and report.comparison.stages:
         print_table(console, _comparison_columns(report.comparison))
     lines = list(_summary_lines(report))
-    for what, path in (("predictions", results), ("report", saved), ("trace", trace)):
+    rows = "predictions" if report.text is None else "answers"
+    for what, path in ((rows, results), ("report", saved), ("trace", trace)):
         if path is not None:
             lines.append(f"{what:<11} {named_output(path, replaced)}")
     for line in lines:

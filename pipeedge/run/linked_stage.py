@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,7 +31,7 @@ from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
 from pipeedge.run.links import LinkEnds
-from pipeedge.run.stage import Decode, Encode
+from pipeedge.run.stage import Decode, Encode, StepStage
 from pipeedge.run.worker import Incoming, Outgoing, StageLoop, StageSteps
 from pipeedge.transport.base import Packet, PacketSource
 
@@ -190,7 +191,7 @@ def link_stage(
     link = LinkLane(LaneId.link(number), end.peer, plan.record_rows, sent if wants_samples else None)
     arrived = bits.arrived if isinstance(bits, AdaptiveBits) else None
     outgoing = Outgoing(end, activity, lane=link, arrived=arrived)
-    encode = None if bits is None else _make_encoder(plan, number, bits)
+    encode = None if bits is None else _make_encoder(plan, number, bits, stage.compute)
     steps = StageSteps(
         stage.compute,
         decode,
@@ -210,7 +211,9 @@ def link_stage(
     return LinkedStage(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)
 
 
-def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Encode:
+def _make_encoder(
+    plan: Plan, stage: int, bits: AdaptiveBits | FixedBits, compute: Callable[[Packet], Packet]
+) -> Encode:
     compression = plan.compression
     return Encode(
         bits,
@@ -219,4 +222,6 @@ def _make_encoder(plan: Plan, stage: int, bits: AdaptiveBits | FixedBits) -> Enc
         transform=compression.link_transform,
         stage=stage,
         rank=plan.schedule.stages[stage].rank,
+        # The weights of an encoder are let go when its loop ends, and must not be held here.
+        kind=partial(getattr, compute, "latest_kind") if isinstance(compute, StepStage) else lambda: 0,
     )

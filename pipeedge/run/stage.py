@@ -61,6 +61,8 @@ class StepStage:
         self._bounds = bounds
         self._source = source
         self._is_last = is_last
+        self.latest_kind = 0
+        """1 if the latest step had rows of prompts, whose values differ from those of decoding, else 0."""
 
     def __call__(self, packet: Packet) -> Packet:
         """Compute this stage's layers for the rows of a step.
@@ -74,6 +76,7 @@ class StepStage:
             inputs = self._stage.checked_inputs(rows, state)
         except PeerFailedError as error:
             raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
+        self.latest_kind = int(packet.items > len(rows))
         outputs = self._stage.step(rows, inputs)
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
@@ -114,6 +117,7 @@ class Encode:
         transform: ``auto``, ``off`` or ``hadamard``.
         stage: Sending stage.
         rank: Rank of that stage.
+        kind: Returns the kind of the packet, each of which has levels of its own.
     """
 
     def __init__(
@@ -125,8 +129,10 @@ class Encode:
         transform: str = "auto",
         stage: int,
         rank: int,
+        kind: Callable[[], int] = lambda: 0,
     ) -> None:
         self._bits = bits
+        self._kind = kind
         self._encoder = LinkEncoder(clamp, window=window, transform=transform)
         self._where = f"stage {stage} on rank {rank}"
 
@@ -144,7 +150,7 @@ class Encode:
         bits = self._bits(packet.number, packet.items)
         try:
             with torch.inference_mode():
-                payload = self._encoder.encode(packet.payload, bits)
+                payload = self._encoder.encode(packet.payload, bits, self._kind())
         except NonFiniteError as error:
             raise NonFiniteError(
                 f"microbatch {packet.number}: {self._where} computed values that {bits} bits cannot "

@@ -266,3 +266,19 @@ def test_an_interrupt_ends_the_answer_and_not_the_conversation(
         [system, *said, {"role": "user", "content": "two"}],
         [system, {"role": "user", "content": "three"}],
     ]
+
+
+@pytest.mark.parametrize(
+    "links", [("-q", "8,8"), ("--adaptive", "heuristic", "--send-constraint", 500, "-q", "8,0")]
+)
+def test_text_crosses_compressed_links(tmp_path: Path, links: Sequence[object]) -> None:
+    prompts, output, report = tmp_path / "p.txt", tmp_path / "out.jsonl", tmp_path / "r.json"
+    prompts.write_text("".join(f"What is {n} + 7?\n" for n in range(10, 20)))
+    ranks = run_ranks(
+        *(2, "-pt", "1,7,8,16", "--input", prompts, "--output", output, "--report", report, "--quiet", *links)
+    )
+    assert [rank.error for rank in ranks] == [None, None]
+    right = [one["text"] == str(number + 7) for number, one in enumerate(answers(output), start=10)]
+    assert sum(right) >= len(right) - 1
+    sent = json.loads(report.read_text())["stages"][0]
+    assert 0 < sent["transformed_fraction"] <= 1 or "--adaptive" in links

@@ -1,0 +1,146 @@
+"""Steps as they travel between stages: what describes their rows, its checks, and the size of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import effort
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.base.errors import InfeasibleError, PeerFailedError, ScheduleError
+from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.compress import LinkEncoder
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import PAGE, StepRows
+from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length, unpack_rows
+from pipeedge.plan.cache_size import choose_bounds, stage_cache_bytes
+from pipeedge.request.generation import CacheRequest
+from pipeedge.run.stage import StepStage
+from pipeedge.transport.base import Packet
+
+BOUNDS = StepBounds(context=200, rows=40, sequences=4, pages=30, window_pages=9)
+PUZZLES = find_decoder("llama-puzzles")
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[StepRows]:
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        position, rows = draw(st.integers(0, 150)), draw(st.integers(1, 10))
+        wanted = -(-(position + rows) // PAGE)
+        lists = [
+            np.array(draw(st.lists(st.integers(0, size - 1), min_size=wanted, max_size=wanted)), np.int32)
+            for size in (BOUNDS.pages, BOUNDS.window_pages)
+        ]
+        found.append(StepRows(position, rows, *lists))
+    return found
+
+
+def packed(rows: list[StepRows]) -> torch.Tensor:
+    pages = sum(len(one.pages) + len(one.window_pages) for one in rows)
+    tensor = torch.empty(packed_length(len(rows), pages), dtype=torch.int32)
+    pack_rows(rows, tensor)
+    return tensor
+
+
+@settings(max_examples=effort.cases(1000))
+@given(steps())
+def test_rows_come_out_as_they_were_packed(rows: list[StepRows]) -> None:
+    tensor = packed(rows)
+    assert len(tensor) <= BOUNDS.longest
+    for one, found in zip(rows, unpack_rows(tensor, BOUNDS), strict=True):
+        assert (found.position, found.rows) == (one.position, one.rows)
+        np.testing.assert_array_equal(found.pages, one.pages)
+        np.testing.assert_array_equal(found.window_pages, one.window_pages)
+
+
+@settings(max_examples=effort.cases(3000))
+@given(steps(), st.data())
+def test_a_damaged_description_is_refused_or_within_the_bounds(rows: list[StepRows], data: Any) -> None:
+    tensor = packed(rows)
+    place = data.draw(st.integers(0, len(tensor) - 1))
+    tensor[place] = data.draw(st.integers(-(2**31), 2**31 - 1) | st.integers(-3, 40))
+    length = data.draw(st.integers(0, len(tensor)))
+    try:
+        found = unpack_rows(tensor[:length], BOUNDS)
+    except PeerFailedError:
+        return
+    assert len(found) <= BOUNDS.sequences
+    assert sum(one.rows for one in found) <= BOUNDS.rows
+    for one in found:
+        assert one.position >= 0 < one.rows
+        assert one.position + one.rows <= BOUNDS.context
+        for pages, size in ((one.pages, BOUNDS.pages), (one.window_pages, BOUNDS.window_pages)):
+            assert len(pages) * PAGE >= one.position + one.rows
+            assert all(0 <= page < size for page in pages)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        (),
+        (torch.zeros(2, 96),),
+        (torch.zeros(2, 96), torch.zeros(3)),
+        (torch.zeros(2, 95), packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(0, np.int32))])),
+        (torch.zeros(3, 96), packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(0, np.int32))])),
+        (
+            torch.zeros(2, 96, dtype=torch.int32),
+            packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(0, np.int32))]),
+        ),
+        (
+            torch.zeros(2, 96),
+            torch.zeros(2, 96),
+            packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(0, np.int32))]),
+        ),
+    ],
+)
+def test_a_malformed_step_is_the_peers_failure(payload: tuple[torch.Tensor, ...]) -> None:
+    bounds = StepBounds(context=64, rows=8, sequences=2, pages=4, window_pages=0)
+    stage = PUZZLES.stage(LayerRange(0, 4), pages=4, context=64)
+    with pytest.raises(PeerFailedError, match=r"^step 5 from rank 3: "):
+        StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, payload))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("start", "stop"), [(0, 16), (2, 11), (1, 4), (4, 5)])
+def test_the_cache_of_a_stage_has_the_planned_size(start: int, stop: int, dtype: torch.dtype) -> None:
+    stage = PUZZLES.stage(LayerRange(start, stop), dtype, pages=7)
+    full, windowed = PUZZLES.page_bytes(stage.layers, dtype)
+    assert stage.cache_bytes == 7 * full
+    assert windowed == 0
+
+
+def test_the_rank_with_the_least_room_decides_the_pages() -> None:
+    schedule = Schedule.from_partition([1, 4, 5, 16])
+    page = [PUZZLES.page_bytes(stage.layers, torch.float32)[0] for stage in schedule.stages]
+
+    def choose(wanted: CacheRequest, memory: dict[int, int | None]) -> StepBounds:
+        return choose_bounds(PUZZLES, schedule, wanted, sequences=3, data_rank=0, memory=memory)
+
+    free = choose(CacheRequest(), {0: None, 1: None})
+    assert (free.context, free.pages) == (256, 24)
+    assert stage_cache_bytes(PUZZLES, schedule, free) == [24 * one for one in page]
+    weights = PUZZLES.weight_bytes(schedule.stages[1].layers, torch.float32)
+    tight = choose(CacheRequest(), {0: 1 << 40, 1: weights + 2 * 5 * page[1]})
+    assert (tight.context, tight.pages) == (5 * PAGE, 5)
+    short = choose(CacheRequest(context=40), {0: 1 << 40, 1: weights + 2 * 5 * page[1]})
+    assert (short.context, short.pages) == (40, 5)
+    given = choose(CacheRequest(cache_mb=4 * page[1] / (1 << 20)), {0: 0, 1: 0})
+    assert given.pages == 4
+    with pytest.raises(ScheduleError, match=r"^--context 300: llama-puzzles has 256 positions$"):
+        choose(CacheRequest(context=300), {})
+    with pytest.raises(InfeasibleError, match=r"^the cache of rank 1 needs .* for --context 256"):
+        choose(CacheRequest(context=256), {0: None, 1: weights + 2 * 5 * page[1]})
+
+
+def test_prompts_and_answers_have_levels_of_their_own() -> None:
+    chance = torch.Generator().manual_seed(0)
+    prompts, answers = torch.randn(40, 64, generator=chance) * 100, torch.randn(1, 64, generator=chance)
+    encoder, alone = LinkEncoder("mse", window=10), LinkEncoder("mse", window=10)
+    encoder.encode((prompts,), 4, kind=1)
+    mixed, own = encoder.encode((answers,), 4, kind=0), alone.encode((answers,), 4)
+    assert all(torch.equal(one, other) for one, other in zip(mixed, own, strict=True))
