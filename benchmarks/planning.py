@@ -48,7 +48,7 @@ from pipeedge.profile.request import MeasureRequest, SensitivityCommand
 from pipeedge.profile.sensitivity import Sensitivity
 from pipeedge.request.config import ModelRequest, RunRequest, WorldRequest
 from pipeedge.request.files import InputRequest
-from pipeedge.run.held_out import HeldOutTrial
+from pipeedge.run.held_out import held_out_trial
 
 MIB = 2.0**20
 BLOCK_ELEMENTS = 197 * 768 * np.array([2.0, 1.0, 5.0, 1.0])
@@ -290,7 +290,7 @@ def try_held_out(clusters: int) -> bool:
         first = source.first(MEASURED_ITEMS)
         last = source.rest(len(source) - HELD_OUT_ITEMS)
         spec, agreements = digits_spec(first), dtype_agreements(first)
-        trial = HeldOutTrial(RunRequest(WorldRequest(0, 1), ModelRequest(DIGITS.name)), DIGITS, last, CPU)
+        trial = held_out_trial(RunRequest(WorldRequest(0, 1), ModelRequest(DIGITS.name)), DIGITS, last, CPU)
         refused = kept = asked = 0
         for seed in range(clusters):
             request = write_cluster(folder, seed, spec, agreements)
@@ -299,7 +299,7 @@ def try_held_out(clusters: int) -> bool:
                 found = choose(asked_for, tuple(f"h{n}" for n in range(4)), trial=trial)
                 asked += 1
                 refused += len(found.notes) > 1
-                kept += trial(found.solution.schedule, found.microbatch_size) >= wanted - 1e-9
+                kept += trial.agreement(found.solution.schedule, found.microbatch_size) >= wanted - 1e-9
     print(
         f"held-out items: {asked} plans, of which {refused} are not the first choice; "
         f"the budget is kept in {kept} of them"

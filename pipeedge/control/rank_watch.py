@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from pipeedge.base.wording import figure
 from pipeedge.control.failures import Failure, FailureKind
@@ -25,17 +26,7 @@ from pipeedge.control.liveness import (
 from pipeedge.control.load_deadline import HungLoad, LoadDeadlines, LoadFinding, SlowLoad
 from pipeedge.control.roster import Roster
 
-__all__ = [
-    "Isolated",
-    "RankWatch",
-    "hears_nobody",
-    "is_hung",
-    "is_loading_slowly",
-    "is_silent",
-    "is_slow",
-    "is_stalled",
-    "is_stuck",
-]
+__all__ = ["Isolated", "RankWatch", "describe", "note"]
 
 _BYTES_PER_MB = 1_000_000
 
@@ -47,6 +38,10 @@ class Isolated:
     silent: Silent
     others: int
     """Number of ranks that it does not hear."""
+
+
+Broken: TypeAlias = Isolated | Silent | Stuck | Stalled | HungLoad
+"""Findings for which somebody is at fault, or nobody."""
 
 
 class RankWatch:
@@ -111,63 +106,55 @@ class RankWatch:
         return len(others) > 1 and min(others) > self.limits.silence_s - 2 * self.beat_s
 
 
-def hears_nobody(roster: Roster, finding: Silent, others: int) -> Failure:
-    """Return the failure of rank 0, which hears none of the ``others``."""
-    cause = (
-        f"has not heard from any of the {others} other ranks for {finding.seconds:.1f} s: its own network is "
-        "disconnected, or that of all others"
-    )
-    return Failure(FailureKind.SILENT, cause, 0, roster.name(0))
+def describe(roster: Roster, finding: Broken, watched: Iterable[int] = ()) -> Failure:
+    """Return a finding as a failure of the rank at fault; for a dead link, that is the receiving one.
+
+    Args:
+        roster: The ranks.
+        finding: What is wrong.
+        watched: Ranks that have a part in a run in which nothing moves.
+    """
+    match finding:
+        case Isolated(Silent(_, seconds), others):
+            kind, rank = FailureKind.SILENT, 0
+            cause = (
+                f"has not heard from any of the {others} other ranks for {seconds:.1f} s: its own network is "
+                "disconnected, or that of all others"
+            )
+        case Silent(rank, seconds):
+            kind, cause = (
+                FailureKind.SILENT,
+                f"has been silent for {seconds:.1f} s: its process is suspended ",
+            )
+            cause += "or its network is disconnected"
+        case Stuck(source, rank, number, seconds):
+            kind = FailureKind.STUCK
+            cause = (
+                f"has waited {seconds:.1f} s for microbatch {number} from {roster.name(source)}: the link "
+                "between them is dead, or so slow that it needs a longer --timeout"
+            )
+        case Stalled(seconds):
+            who = ", ".join(map(roster.name, watched))
+            return Failure(
+                FailureKind.STALLED, f"nothing has moved for {seconds:.1f} s: {who} did not finish"
+            )
+        case HungLoad(rank, loading, seconds, still_s):
+            kind, cause = (
+                FailureKind.HUNG,
+                f"has been {loading.what} for {seconds:.0f} s{_progress(loading)}, ",
+            )
+            if still_s is None:
+                cause += "which is too slow to wait for: copy its weights to a faster disk"
+            else:
+                cause += f"the last {still_s:.0f} s without a byte: check its disk, or use a longer --timeout"
+    return Failure(kind, cause, rank, roster.name(rank))
 
 
-def is_silent(roster: Roster, finding: Silent) -> Failure:
-    """Return the failure of a rank that sends no heartbeats."""
-    cause = (
-        f"has been silent for {finding.seconds:.1f} s: its process is suspended or its network is "
-        "disconnected"
-    )
-    return Failure(FailureKind.SILENT, cause, finding.rank, roster.name(finding.rank))
-
-
-def is_stuck(roster: Roster, finding: Stuck) -> Failure:
-    """Return the failure of a link that carries nothing, for which the receiving rank stands."""
-    cause = (
-        f"has waited {finding.seconds:.1f} s for microbatch {finding.microbatch} from "
-        f"{roster.name(finding.source)}: the link between them is dead, or so slow that it needs a longer "
-        "--timeout"
-    )
-    return Failure(FailureKind.STUCK, cause, finding.destination, roster.name(finding.destination))
-
-
-def is_stalled(roster: Roster, finding: Stalled, watched: Iterable[int]) -> Failure:
-    """Return the failure of a run in which nothing moves, and of which the ``watched`` ranks have a part."""
-    who = ", ".join(roster.name(rank) for rank in watched)
-    return Failure(
-        FailureKind.STALLED, f"nothing has moved for {finding.seconds:.1f} s: {who} did not finish"
-    )
-
-
-def is_slow(roster: Roster, finding: Slow) -> str:
-    """Return the notice about a rank that is busy with one thing for long."""
-    name = roster.name(finding.rank)
-    return f"{name} has been {finding.what} for {finding.seconds:.0f} s; still alive"
-
-
-def is_loading_slowly(roster: Roster, finding: SlowLoad) -> str:
-    """Return the notice about a rank that takes long to load."""
-    name, loading = roster.name(finding.rank), finding.loading
-    return f"{name} has been {loading.what} for {finding.seconds:.0f} s{_progress(loading)}; still alive"
-
-
-def is_hung(roster: Roster, finding: HungLoad) -> Failure:
-    """Return the failure of a rank whose loading is not worth waiting for."""
-    loading = finding.loading
-    cause = f"has been {loading.what} for {finding.seconds:.0f} s{_progress(loading)}, "
-    if finding.still_s is None:
-        cause += "which is too slow to wait for: copy its weights to a faster disk"
-    else:
-        cause += f"the last {finding.still_s:.0f} s without a byte: check its disk, or use a longer --timeout"
-    return Failure(FailureKind.HUNG, cause, finding.rank, roster.name(finding.rank))
+def note(roster: Roster, finding: Slow | SlowLoad) -> str:
+    """Return the notice about a rank that takes long, but gets on."""
+    what = finding.what if isinstance(finding, Slow) else finding.loading.what
+    progress = "" if isinstance(finding, Slow) else _progress(finding.loading)
+    return f"{roster.name(finding.rank)} has been {what} for {finding.seconds:.0f} s{progress}; still alive"
 
 
 def _progress(loading: Loading) -> str:

@@ -15,17 +15,7 @@ from pipeedge.control.load_deadline import HungLoad, LoadFinding
 from pipeedge.control.losses import Losses
 from pipeedge.control.messages import Notice
 from pipeedge.control.rank_messages import RankMessages
-from pipeedge.control.rank_watch import (
-    Isolated,
-    RankWatch,
-    hears_nobody,
-    is_hung,
-    is_loading_slowly,
-    is_silent,
-    is_slow,
-    is_stalled,
-    is_stuck,
-)
+from pipeedge.control.rank_watch import Isolated, RankWatch, describe, note
 from pipeedge.control.roster import Outgoing, Roster
 from pipeedge.control.telemetry import pace, stage_work
 
@@ -91,8 +81,8 @@ class Supervision:
         """Do without a rank whose load hangs; tell the user of one that takes long, if the others wait."""
         roster, rank = self.roster, finding.rank
         if not isinstance(finding, HungLoad):
-            return [] if roster.runs else roster.to_all(Notice(is_loading_slowly(roster, finding)))
-        failure = is_hung(roster, finding)
+            return [] if roster.runs else roster.to_all(Notice(note(roster, finding)))
+        failure = describe(roster, finding)
         if self.epochs.recovers:
             return self.losses.hung(rank, failure, now)
         # The last heartbeat may be older than the report that all is loaded.
@@ -104,20 +94,18 @@ class Supervision:
         roster, losses, recovers = self.roster, self.losses, self.epochs.recovers
         watched = self._watched()
         match self._watch.look(watched, now):
-            case Isolated(silent, others) if not self.epochs.goes_on:
-                return losses.lose(hears_nobody(roster, silent, others), now)
-            case Isolated(silent) | (Silent() as silent):
-                return losses.lose(is_silent(roster, silent), now)
-            case Stuck(source, destination) as stuck:
-                failure = is_stuck(roster, stuck)
-                if recovers:
-                    return losses.link_lost(destination, source, failure, now)
-                return losses.lose(failure, now)
-            case Stalled() as stalled if watched:
-                failure = is_stalled(roster, stalled, watched)
-                return losses.stalled(failure, now) if recovers else losses.lose(failure, now)
             case Slow() as slow:
-                return roster.to_all(Notice(is_slow(roster, slow)))
+                return roster.to_all(Notice(note(roster, slow)))
+            case Isolated(silent) if self.epochs.goes_on:
+                return losses.lose(describe(roster, silent), now)
+            case Stuck(source, destination) as stuck if recovers:
+                return losses.link_lost(destination, source, describe(roster, stuck), now)
+            case Stalled() as stalled if recovers and watched:
+                return losses.stalled(describe(roster, stalled, watched), now)
+            case Isolated() | Silent() | Stuck() as broken:
+                return losses.lose(describe(roster, broken), now)
+            case Stalled() as stalled if watched:
+                return losses.lose(describe(roster, stalled, watched), now)
         return []
 
     def _watched(self) -> list[int]:

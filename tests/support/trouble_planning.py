@@ -20,7 +20,7 @@ from pipeedge.base.errors import PipeEdgeError, one_line
 from pipeedge.doctor.link_checks import check_links
 from pipeedge.models.dtypes import slow_here
 from pipeedge.observe.metrics import StageStats
-from pipeedge.plan.choice import choose
+from pipeedge.plan.choice import Trial, choose
 from pipeedge.plan.link_speed import Estimate
 from pipeedge.plan.listed_model import ListedModel
 from pipeedge.plan.prediction import Prediction, StagePrediction, compare
@@ -196,16 +196,6 @@ def no_plan_is_that_fast(patch: Patch) -> str:
     return schedule(*options, kind={**KIND, "busy_W": 8, "idle_W": 3})
 
 
-class Half:
-    """A trial of plans that half of the items fail."""
-
-    def __len__(self) -> int:
-        return 200
-
-    def __call__(self, *_: object) -> float:
-        return 0.5
-
-
 @says(
     "--held-out refuses microbatches of 8, …, an agreement of 1 expected: 0.5 on 200 held-out items, 0.99 "
     "wanted",
@@ -216,7 +206,7 @@ def a_plan_fails_on_held_out_items(patch: Patch) -> str:
     asked = SchedulerRequest(
         Path("m.yml"), Path("t.yml"), Path("d.yml"), "m", choice=Choice((8,), 0.99, ("float32",))
     )
-    return refused(lambda: choose(asked, ("a", "b"), trial=Half()))
+    return refused(lambda: choose(asked, ("a", "b"), trial=Trial(200, lambda *_: 0.5)))
 
 
 @says("-q: an agreement of 0.9 is expected, 0.99 wanted; give more bits, or lower --min-agreement")
