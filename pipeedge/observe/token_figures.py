@@ -158,3 +158,26 @@ class TextResult:
         """Return the figures as plain data for a report, without those that are not known."""
         known = {key: value for key, value in asdict(self).items() if value is not None}
         return known | {"cache_bytes": list(self.cache_bytes)}
+
+
+@dataclass(frozen=True)
+class TextState:
+    """State of the queue of a decoder at one moment, and counts since it was opened."""
+
+    waiting: int = 0
+    """Number of sequences that wait to begin."""
+    running: int = 0
+    steps: int = 0
+    """Number of steps in flight."""
+    answered: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reused_tokens: int = 0
+    """Number of tokens that were not computed, as those of an equal beginning were kept."""
+    yields: int = 0
+    """How often a sequence has yielded its pages to older ones."""
+    pages: int = 0
+    free_pages: int = 0
+    """Number of pages that no sequence needs."""
+    kept_pages: int = 0
+    """Number of those that hold beginnings of sequences."""

@@ -56,7 +56,6 @@ def _check_decoder(request: RunRequest, model: Outline) -> None:
             request.model.kernels != "auto",
             "models that generate text have kernels of their own",
         ),
-        "--serve": (request.serve.listen is not None, "only encoders are served"),
         f"--dataset-name {request.input.dataset_name}": (
             request.input.dataset_name is not None,
             "it has no prompts; give --prompt, or --input with a .txt or .jsonl file",

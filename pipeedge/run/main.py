@@ -85,9 +85,10 @@ def _served(request: RunRequest, warn: Callable[[str], None]) -> Iterator[OpenEn
     if request.serve.listen is None:
         yield None
         return
+    from pipeedge.run.text_ends import open_served_text
     from pipeedge.serve.http_ends import HttpEnds
 
-    serving = HttpEnds(warn)
+    serving = HttpEnds(warn, open_served_text)
     is_data_rank = request.world.rank == request.schedule.data_rank
 
     def leave_later() -> None:

@@ -36,7 +36,7 @@ from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.observe.token_figures import TokenFigures
+from pipeedge.observe.token_figures import TextState, TokenFigures
 
 __all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue"]
 
@@ -230,6 +230,31 @@ class StepQueue:
         if self._sequences.pop(sequence, None) is not None and self._scheduler is not None:
             self._scheduler.cancel(sequence)
             self.figures.ended(sequence, self._clock())
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing further is to be asked."""
+        return self._drains or self._closed
+
+    def state(self) -> TextState:
+        """Return the state of this moment."""
+        with self._changed:
+            scheduler, figures = self._scheduler, self.figures
+            if scheduler is None:
+                return TextState()
+            return TextState(
+                waiting=scheduler.waiting,
+                running=scheduler.running,
+                steps=scheduler.in_flight,
+                answered=figures.answers,
+                prompt_tokens=figures.prompt_tokens,
+                completion_tokens=figures.completion_tokens,
+                reused_tokens=scheduler.reused_tokens,
+                yields=scheduler.yields,
+                pages=scheduler.cache.pages or scheduler.cache.window_pages,
+                free_pages=scheduler.free_pages,
+                kept_pages=scheduler.kept_pages,
+            )
 
     def drain(self) -> None:
         """End the run once every sequence has its answer."""

@@ -43,7 +43,7 @@ from pipeedge.request.generation import GenerationRequest
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.step_queue import StepQueue
 
-__all__ = ["TextMaker", "for_terminals", "open_text_ends"]
+__all__ = ["TextMaker", "for_terminals", "open_served_text", "open_text_ends"]
 
 _OPTIONS = (
     "temperature",
@@ -146,6 +146,12 @@ class TextMaker:
     def queue(self) -> StepQueue:
         """Return a queue for the prompts."""
         return StepQueue(self.prompts.vocabulary, end_tokens=self.end_tokens, seed=self.seed)
+
+
+def open_served_text(request: RunRequest, model: DecoderModel) -> tuple[PromptMaker, StepQueue]:
+    """Open what a decoder needs to answer over HTTP; errors are those of ``TextMaker.open``."""
+    maker = TextMaker.open(request, model)
+    return maker.prompts, maker.queue()
 
 
 def _requested(given: GenerationRequest, base: Sampling) -> Sampling:

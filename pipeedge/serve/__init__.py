@@ -17,6 +17,9 @@ uploads              files in requests
 gate                 hosts and keys, limits of bodies, slow clients
 asking               items in, answers out, on the event loop
 routes, inference    handlers: what clients of other servers know; the Open Inference Protocol
+served_text          a decoder with the queue of its sequences, which the package run has
+text_bodies, text_replies    conversations: what clients send and get
+text_asking, text_routes     prompts in, answers out, on the event loop; handlers
 pages                the pages; figures and pipeline_state: what they tell; description, reference: all routes
 application          all routes
 http_server, http_ends  connections, their limits and their end; from the first rank to the last reply

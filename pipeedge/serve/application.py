@@ -22,11 +22,13 @@ from pipeedge.serve.inference import InferenceRoutes
 from pipeedge.serve.pages import Pages
 from pipeedge.serve.replies import HttpError, error_reply, status_of_error
 from pipeedge.serve.routes import Handler, Routes
+from pipeedge.serve.text_asking import TextAsker
+from pipeedge.serve.text_routes import TextRoutes
 
-__all__ = ["all_routes", "make_application"]
+__all__ = ["all_routes", "make_application", "text_routes"]
 
 
-def make_application(asker: Asker, watch: PipelineState, limits: GateLimits) -> ASGIApp:
+def make_application(asker: Asker | TextAsker, watch: PipelineState, limits: GateLimits) -> ASGIApp:
     """Return the application for one model.
 
     Args:
@@ -36,7 +38,10 @@ def make_application(asker: Asker, watch: PipelineState, limits: GateLimits) -> 
     """
     figures = ServiceFigures()
     pages = Pages(asker, watch, figures, needs_key=bool(limits.keys))
-    routes = all_routes(pages, Routes(asker), InferenceRoutes(asker))
+    if isinstance(asker, TextAsker):
+        routes = text_routes(pages, TextRoutes(asker))
+    else:
+        routes = all_routes(pages, Routes(asker), InferenceRoutes(asker))
     application = Starlette(routes=routes, exception_handlers={HTTPException: _refused})
 
     def route_of(path: str) -> str:
@@ -48,20 +53,38 @@ def make_application(asker: Asker, watch: PipelineState, limits: GateLimits) -> 
     return Gate(application, limits, figures, route_of, lambda: asker.service.queue.is_ending)
 
 
-def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list[Route]:
-    """Return every route with its handler."""
-    model = "/v2/models/{model:path}"
-    version = f"{model}/versions/1"
+def _common_routes(pages: Pages) -> list[Route]:
+    """Return the routes that encoders and decoders have, but the page."""
     return [
-        _PathRoute("/", get=pages.index, post=routes.root),
         _PathRoute("/status", get=pages.status),
         _PathRoute("/health", get=pages.health),
         _PathRoute("/metrics", get=pages.metrics),
         _PathRoute("/docs", get=pages.docs),
         _PathRoute("/openapi.json", get=pages.openapi),
-        _PathRoute("/info", get=pages.info),
         _PathRoute("/v1/models", get=pages.models),
         _PathRoute("/v1/models/{model:path}", get=pages.named),
+    ]
+
+
+def text_routes(pages: Pages, routes: TextRoutes) -> list[Route]:
+    """Return every route of a decoder with its handler."""
+    return [
+        _PathRoute("/", get=pages.chat),
+        *_common_routes(pages),
+        _PathRoute("/v1/chat/completions", post=routes.chat),
+        _PathRoute("/v1/completions", post=routes.completions),
+        _PathRoute("/v1/responses", post=routes.responses),
+    ]
+
+
+def all_routes(pages: Pages, routes: Routes, inference: InferenceRoutes) -> list[Route]:
+    """Return every route of an encoder with its handler."""
+    model = "/v2/models/{model:path}"
+    version = f"{model}/versions/1"
+    return [
+        _PathRoute("/", get=pages.index, post=routes.root),
+        *_common_routes(pages),
+        _PathRoute("/info", get=pages.info),
         _PathRoute("/v1/embeddings", post=routes.embeddings),
         _PathRoute("/v1/rerank", post=routes.rank),
         _PathRoute("/embed", post=routes.embed),

@@ -22,7 +22,7 @@ from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError, RequestQueue
 
-__all__ = ["AskedCounts", "Asker", "Prepare"]
+__all__ = ["AskedCounts", "Asker", "Prepare", "disconnected", "wanted_timeout"]
 
 _Result = TypeVar("_Result")
 
@@ -101,7 +101,7 @@ class Asker:
             HttpError: The client has left.
             PipeEdgeError: The pipeline could not compute one of them.
         """
-        timeout_s = min(timeout_s, self._timeout(request))
+        timeout_s = min(timeout_s, self._timeout_s, wanted_timeout(request))
         began = self._clock()
         try:
             answers = await self._answers(request, items, prepare, timeout_s, quick=quick)
@@ -125,18 +125,6 @@ class Asker:
             if question.client_left:
                 raise HttpError(408, "the client has left", close=True)
             raise question.late()
-
-    def _timeout(self, request: Request) -> float:
-        text = request.headers.get(_DEADLINE_HEADER)
-        if text is None:
-            return self._timeout_s
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise InputError(f"the header {_DEADLINE_HEADER} must be seconds above 0")
-        return min(seconds, self._timeout_s)
 
     async def is_healthy(self, request: Request) -> bool:
         """Return whether the pipeline answers: a result came lately, or an item of our own has one soon."""
@@ -199,7 +187,7 @@ class _Question:
         self.answers = queue.open(items, timeout_s=timeout_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._leaving = asyncio.ensure_future(_disconnected(request))
+        self._leaving = asyncio.ensure_future(disconnected(request))
         self._leaving.add_done_callback(lambda _: self._changed.set())
 
     def __enter__(self) -> _Question:
@@ -296,7 +284,25 @@ class _Question:
         return ExpiredError(f"the request was not answered within {self._timeout_s:g} s")
 
 
-async def _disconnected(request: Request) -> None:
+def wanted_timeout(request: Request) -> float:
+    """Return the seconds within which a client wants to be answered, as a header says; infinite without it.
+
+    Raises:
+        InputError: It says something else.
+    """
+    text = request.headers.get(_DEADLINE_HEADER)
+    if text is None:
+        return math.inf
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InputError(f"the header {_DEADLINE_HEADER} must be seconds above 0")
+    return seconds
+
+
+async def disconnected(request: Request) -> None:
     """Return when the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 import pipeedge
-from pipeedge.serve import bodies
+from pipeedge.serve import bodies, text_bodies
 
 __all__ = ["OPEN_PATHS", "openapi_document", "query_parameters"]
 
@@ -118,6 +118,7 @@ class _RouteNote:
 
 _MODEL = "/v2/models/{model}"
 _EMBED, _CLASSIFY, _TENSORS, _SERVICE = "Embeddings", "Classes", "Open Inference Protocol", "The service"
+_TEXT = "Text"
 _IMAGE = "data:image/png;base64,..."
 _INFER = _RouteNote(
     _TENSORS,
@@ -260,6 +261,48 @@ _OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
     }
 )
 
+_OF_BOTH = frozenset(
+    {
+        *(("get", path) for path in ("/", "/docs", "/openapi.json", "/metrics", "/status", "/health")),
+        ("get", "/v1/models"),
+        ("get", "/v1/models/{model}"),
+    }
+)
+"""Routes that encoders and decoders have."""
+_GROWS = (
+    "With stream, the answer comes as it grows: events of text/event-stream, each with a number, the last "
+    "of them [DONE]."
+)
+_TEXT_OPERATIONS: Mapping[tuple[str, str], _RouteNote] = MappingProxyType(
+    {
+        ("post", "/v1/chat/completions"): _RouteNote(
+            _TEXT,
+            "Answer a conversation, as OpenAI's clients ask",
+            _GROWS,
+            bodies=(text_bodies.ChatBody,),
+            example={"messages": [{"role": "user", "content": "What is 47 + 85?"}]},
+            parameters=_TIMED,
+        ),
+        ("post", "/v1/completions"): _RouteNote(
+            _TEXT,
+            "Continue a text as it is, as OpenAI's older clients ask",
+            _GROWS,
+            bodies=(text_bodies.CompletionBody,),
+            example={"prompt": "a beginning", "max_tokens": 32},
+            parameters=_TIMED,
+        ),
+        ("post", "/v1/responses"): _RouteNote(
+            _TEXT,
+            "Answer a conversation in the newer form of OpenAI's clients",
+            "Plain text, without tools; nothing is stored. With stream, the answer comes as it grows.",
+            bodies=(text_bodies.ResponseBody,),
+            example={"input": "What is 47 + 85?"},
+            parameters=_TIMED,
+        ),
+        **{route: note for route, note in _OPERATIONS.items() if route in _OF_BOTH},
+    }
+)
+
 _PARAMETERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "model": {
@@ -305,18 +348,21 @@ _REFERENCE = "#/components/schemas/{name}"
 
 def query_parameters(method: str, path: str) -> frozenset[str]:
     """Return the names of the parameters that a route takes in its address."""
-    operation = _OPERATIONS[method.lower(), path]
+    route = method.lower(), path
+    operation = _OPERATIONS.get(route) or _TEXT_OPERATIONS[route]
     return frozenset(name for name in operation.parameters if _PARAMETERS[name]["in"] == "query")
 
 
-def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:
+def openapi_document(model: str, *, needs_key: bool, generates: bool = False) -> dict[str, Any]:
     """Return the description of all routes, as OpenAPI 3.1 has it.
 
     Args:
         model: Name of the model.
         needs_key: Whether only requests with a key are answered.
+        generates: Whether the model generates text.
     """
-    operations = _OPERATIONS.values()
+    routes = _TEXT_OPERATIONS if generates else _OPERATIONS
+    operations = routes.values()
     kinds = [
         FailedRequest,
         *(kind for each in operations for kind in (*each.bodies, each.reply) if kind is not None),
@@ -324,7 +370,7 @@ def openapi_document(model: str, *, needs_key: bool) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     schema_of = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), each in _OPERATIONS.items():
+    for (method, path), each in routes.items():
         described = _described(method, path, each, schema_of)
         if needs_key and not (method == "get" and path in OPEN_PATHS):
             described["security"] = [{"key": []}]

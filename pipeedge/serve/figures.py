@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.pipeline_state import EpochState
+from pipeedge.observe.token_figures import TextState
 from pipeedge.serve.in_flight import QueueState
 
 __all__ = ["ServiceFigures"]
@@ -32,15 +33,16 @@ class ServiceFigures:
             self._buckets[bisect_left(_BOUNDS_S, seconds)] += 1
             self._seconds += seconds
 
-    def text(self, queue: QueueState, work: Mapping[int, StageWork], epoch: EpochState) -> str:
+    def text(self, queue: QueueState | TextState, work: Mapping[int, StageWork], epoch: EpochState) -> str:
         """Return all figures.
 
         Args:
-            queue: State of the queue.
+            queue: State of the queue, of an encoder or a decoder.
             work: How each stage has spent its time, by rank.
             epoch: The epoch, and what the earlier ones have cost.
         """
-        lines = (*self._of_requests(), *_of_queue(queue), *_of_stages(work), *_of_epochs(epoch))
+        of_queue = _of_text(queue) if isinstance(queue, TextState) else _of_queue(queue)
+        lines = (*self._of_requests(), *of_queue, *_of_stages(work), *_of_epochs(epoch))
         return "".join(f"{line}\n" for line in lines)
 
     def _of_requests(self) -> Iterator[str]:
@@ -71,6 +73,22 @@ def _of_queue(queue: QueueState) -> Iterator[str]:
         ("microbatches_total", "counter", "Microbatches that were computed", queue.microbatches),
         ("tokens_total", "counter", "Tokens of the items; an image counts as one", queue.tokens),
         ("padded_tokens_total", "counter", "The same with padding", queue.padded_tokens),
+    )
+
+
+def _of_text(queue: TextState) -> Iterator[str]:
+    return _single(
+        ("sequences_waiting", "gauge", "Answers that wait to begin", queue.waiting),
+        ("sequences_running", "gauge", "Answers that are being generated", queue.running),
+        ("steps_in_flight", "gauge", "Steps in the pipeline", queue.steps),
+        ("answers_total", "counter", "Answers that have ended", queue.answered),
+        ("prompt_tokens_total", "counter", "Tokens of prompts", queue.prompt_tokens),
+        ("completion_tokens_total", "counter", "Tokens that were generated", queue.completion_tokens),
+        ("reused_tokens_total", "counter", "Tokens of equal beginnings, not computed", queue.reused_tokens),
+        ("yields_total", "counter", "Times that an answer gave its pages to older ones", queue.yields),
+        ("cache_pages", "gauge", "Pages of the cache", queue.pages),
+        ("cache_pages_free", "gauge", "Pages of the cache that no answer needs", queue.free_pages),
+        ("cache_pages_kept", "gauge", "Pages of these that hold beginnings", queue.kept_pages),
     )
 
 

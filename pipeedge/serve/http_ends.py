@@ -25,6 +25,7 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.http_options import ServeRequest
 from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
+from pipeedge.serve.served_text import OpenText, SequenceQueue, ServedText
 
 if TYPE_CHECKING:  # its packages may be missing
     from pipeedge.serve.http_server import HttpServer
@@ -39,11 +40,13 @@ class HttpEnds:
 
     Args:
         warn: Called with a line for the user that ends nothing.
+        open_text: Opens what a decoder needs; None if only encoders are served.
     """
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], open_text: OpenText | None = None) -> None:
         self._warn = warn
-        self._queue: RequestQueue | None = None
+        self._open_text = open_text
+        self._queue: RequestQueue | SequenceQueue | None = None
 
     def open(self, request: RunRequest, model: Model | DecoderModel) -> DataEnds:
         """Open the port, and what the model needs to answer.
@@ -53,20 +56,27 @@ class HttpEnds:
         """
         settings = request.serve
         _check_packages()
-        if not isinstance(model, Model):
-            raise RequestError("--serve: only encoders are served")
         from pipeedge.serve.application import make_application
         from pipeedge.serve.asking import Asker
         from pipeedge.serve.gate import GateLimits, read_keys
         from pipeedge.serve.http_server import HttpServer, open_listener
+        from pipeedge.serve.text_asking import TextAsker
 
         keys = read_keys(settings.api_key)
-        service = QueuedModel.open(request, model, max_waiting=settings.max_waiting, for_strangers=True)
+        asker: Asker | TextAsker
+        if isinstance(model, Model):
+            service = QueuedModel.open(request, model, max_waiting=settings.max_waiting, for_strangers=True)
+            asker = Asker(service, settings.request_timeout_s)
+        elif self._open_text is None:
+            raise RequestError("--serve: only encoders are served here")
+        else:
+            text = ServedText.open(request, model, self._open_text)
+            asker = TextAsker(text, settings.request_timeout_s, settings.max_waiting)
+        queue = asker.service.queue
         listener = open_listener(settings.host, settings.port)
         if not keys and not settings.is_local:
             self._warn(_open_to_all(settings))
         watch = PipelineState()
-        asker = Asker(service, settings.request_timeout_s)
         limits = GateLimits(
             settings.max_body_bytes,
             settings.request_timeout_s,
@@ -74,9 +84,9 @@ class HttpEnds:
             local_names_only=not keys and not settings.names_address,
         )
         server = HttpServer(make_application(asker, watch, limits), listener)
-        self._queue = service.queue
-        sink = _ServedSink(service.queue, server, lambda: self._warn(f"answers at {settings.url}"))
-        return DataEnds(service.queue, sink, watcher=watch)
+        self._queue = queue
+        sink = _ServedSink(queue, server, lambda: self._warn(f"answers at {settings.url}"))
+        return DataEnds(queue, sink, watcher=watch, tokens=_token_counter(queue))
 
     def drain(self) -> bool:
         """Answer what was accepted, refuse what comes now, and end. Also for handlers of signals.
@@ -96,7 +106,9 @@ class _ServedSink:
 
     unfinished: Path | None = None
 
-    def __init__(self, queue: RequestQueue, server: HttpServer, tell: Callable[[], None]) -> None:
+    def __init__(
+        self, queue: RequestQueue | SequenceQueue, server: HttpServer, tell: Callable[[], None]
+    ) -> None:
         self._queue = queue
         self._server = server
         self._tell = tell
@@ -129,6 +141,13 @@ class _ServedSink:
         """Fail what has no answer, and stop when the last replies are sent."""
         self._queue.__exit__(kind, error, traceback)
         self._server.stop()
+
+
+def _token_counter(queue: RequestQueue | SequenceQueue) -> Callable[[], int] | None:
+    """Return what counts the tokens that were generated, where text is."""
+    if isinstance(queue, RequestQueue):
+        return None
+    return lambda: queue.state().completion_tokens
 
 
 def _open_to_all(settings: ServeRequest) -> str:

@@ -22,6 +22,7 @@ from pipeedge.serve.description import openapi_document
 from pipeedge.serve.figures import ServiceFigures
 from pipeedge.serve.reference import chapters
 from pipeedge.serve.replies import HttpError, json_reply
+from pipeedge.serve.text_asking import TextAsker
 
 __all__ = ["Pages"]
 
@@ -47,7 +48,12 @@ class Pages:
     """
 
     def __init__(
-        self, asker: Asker, watch: PipelineState, figures: ServiceFigures, *, needs_key: bool
+        self,
+        asker: Asker | TextAsker,
+        watch: PipelineState,
+        figures: ServiceFigures,
+        *,
+        needs_key: bool,
     ) -> None:
         self._asker = asker
         self._model = asker.service.model
@@ -55,14 +61,16 @@ class Pages:
         self._figures = figures
         self._needs_key = needs_key
         self._started_at = time.time()
-        self._document = openapi_document(self._model.name, needs_key=needs_key)
+        self._document = openapi_document(
+            self._model.name, needs_key=needs_key, generates=isinstance(asker, TextAsker)
+        )
         self._templates = Environment(
             autoescape=True, loader=FunctionLoader(_asset), undefined=StrictUndefined, trim_blocks=True
         )
 
     async def index(self, request: Request) -> Response:
-        """Answer ``GET /``: a page for people."""
-        model = self._model
+        """Answer ``GET /`` of an encoder: a page for people."""
+        model = self._encoder.service.model
         return self._page(
             "index.html",
             model=model.name,
@@ -71,6 +79,22 @@ class Pages:
             scores=model.output_kind == "logits" and model.config.num_labels == 1,
             needs_key=self._needs_key,
         )
+
+    async def chat(self, request: Request) -> Response:
+        """Answer ``GET /`` of a decoder: a page for people, with a conversation."""
+        if not isinstance(self._asker, TextAsker):
+            raise TypeError("only a decoder has conversations")
+        has_template = self._asker.service.prompts.vocabulary.has_template
+        return self._page(
+            "chat.html", model=self._model.name, has_template=has_template, needs_key=self._needs_key
+        )
+
+    @property
+    def _encoder(self) -> Asker:
+        """What asks an encoder."""
+        if not isinstance(self._asker, Asker):
+            raise TypeError("the model is no encoder")
+        return self._asker
 
     async def docs(self, request: Request) -> Response:
         """Answer ``GET /docs``: every route, for people."""
@@ -111,7 +135,8 @@ class Pages:
 
     async def info(self, request: Request) -> Response:
         """Answer ``GET /info``, as text-embeddings-inference does."""
-        service, model = self._asker.service, self._model
+        service = self._encoder.service
+        model = service.model
         limits = service.queue.limits
         return json_reply(
             {

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pipeedge.base.errors import InputError, PeerError, PipeEdgeError, one_line
 from pipeedge.serve.requests import ExpiredError, QueueFullError
 
-__all__ = ["HttpError", "error_reply", "json_reply", "status_of_error"]
+__all__ = ["HttpError", "error_content", "error_reply", "json_reply", "status_of_error"]
 
 _KINDS = MappingProxyType(
     {
@@ -70,12 +70,17 @@ def json_reply(content: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
+def error_content(path: str, error: HttpError) -> dict[str, Any]:
+    """Return what a reply to a request of ``path`` that failed says."""
+    kind = _KINDS.get(error.status, "invalid_request_error")
+    if path.startswith("/v1/"):
+        return {"error": {"message": error.line, "type": kind, "param": None, "code": None}}
+    return {"error": error.line, "error_type": kind}
+
+
 def error_reply(path: str, error: HttpError) -> Response:
     """Return the reply to a request of ``path`` that failed."""
-    kind = _KINDS.get(error.status, "invalid_request_error")
-    content: dict[str, Any] = {"error": error.line, "error_type": kind}
-    if path.startswith("/v1/"):
-        content = {"error": {"message": error.line, "type": kind, "param": None, "code": None}}
+    content = error_content(path, error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)

@@ -16,6 +16,7 @@ from waiting import LIMIT_S, until
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
+from pipeedge.run.text_ends import open_served_text
 from pipeedge.serve.http_ends import HttpEnds
 
 
@@ -67,7 +68,7 @@ class ServedModel:
         self.failure: BaseException | None = None
         argv = ["0", "1", "--quiet", "--serve", str(self.port), *map(str, options)]
         self._request = parse_runtime(argv, Environment()).request
-        self._serving = HttpEnds(self.lines.append)
+        self._serving = HttpEnds(self.lines.append, open_served_text)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:

@@ -10,13 +10,15 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from starlette.routing import Route
 
 from pipeedge.serve import description
-from pipeedge.serve.application import all_routes
+from pipeedge.serve.application import all_routes, text_routes
 from pipeedge.serve.description import OPEN_PATHS, openapi_document
 from pipeedge.serve.reference import ReferenceEntry, chapters
 
 OPEN, LOCKED = (openapi_document("m<b>", needs_key=key) for key in (False, True))
+TEXT = openapi_document("m<b>", needs_key=True, generates=True)
 
 
 def entries(document: dict[str, Any], url: str = "http://pi1:8000") -> list[ReferenceEntry]:
@@ -27,16 +29,21 @@ def references(value: object) -> set[str]:
     return set(re.findall(r'"\$ref": "#/components/schemas/(\w+)"', json.dumps(value)))
 
 
-def test_every_route_is_described() -> None:
-    routes = {
+@pytest.mark.parametrize(
+    ("routes", "document"),
+    [(all_routes(Mock(), Mock(), Mock()), OPEN), (text_routes(Mock(), Mock()), TEXT)],
+    ids=["encoder", "decoder"],
+)
+def test_every_route_is_described(routes: list[Route], document: dict[str, Any]) -> None:
+    found = {
         (method.lower(), route.path.replace(":path", ""))
-        for route in all_routes(Mock(), Mock(), Mock())
+        for route in routes
         for method in (route.methods or set()) - {"HEAD"}
     }
-    assert routes == {(method, path) for path, methods in OPEN["paths"].items() for method in methods}
+    assert found == {(method, path) for path, methods in document["paths"].items() for method in methods}
 
 
-@pytest.mark.parametrize("document", [OPEN, LOCKED], ids=["open", "with keys"])
+@pytest.mark.parametrize("document", [OPEN, LOCKED, TEXT], ids=["open", "with keys", "decoder"])
 def test_the_document_is_whole(document: dict[str, Any]) -> None:
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     names = [each["operationId"] for each in operations]

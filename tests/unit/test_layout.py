@@ -58,8 +58,9 @@ data       sentence_rules tokenizer_files beginnings text_files items source lab
 report     document saved charts gantt plan_changes run_report bottleneck comparison
            render main __main__
 serve      batching answers preparing pending in_flight backlog requests queued_model
-           figures bodies description reference tensors zero_shot uploads
-           replies gate asking routes inference pages application http_server http_ends
+           figures bodies text_bodies description reference tensors zero_shot uploads
+           replies gate asking routes inference served_text text_asking text_replies text_routes
+           pages application http_server http_ends
 run        activity worker stage ledger progress held_out feed_collect step_queue context links
            linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
@@ -169,6 +170,7 @@ PURE = (
     "serve.description",
     "serve.reference",
     "serve.tensors",
+    "serve.text_bodies",
     "serve.zero_shot",
     "report.bottleneck",
     "report.charts",

@@ -1,0 +1,200 @@
+"""Test a decoder that answers over HTTP, with real requests to a server in the test's process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from http_client import ServedModel
+from places import ROOT
+from waiting import LIMIT_S, until
+
+PUZZLES = ROOT / "pipeedge" / "assets" / "llama-puzzles"
+SUM = [{"role": "user", "content": "What is 47 + 85?"}]
+LONG = {"messages": SUM, "ignore_eos": True, "max_tokens": 220}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedModel]:
+    with ServedModel("-m", PUZZLES, "-u", 8) as model:
+        yield model
+
+
+def events(content: bytes) -> list[tuple[dict[str, str], Any]]:
+    """Return the events of a stream, each with its fields and its data as JSON."""
+    found = []
+    for each in content.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in each.splitlines())
+        if fields:
+            data = fields.pop("data")
+            found.append((fields, data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+def figures(served: ServedModel) -> dict[str, float]:
+    lines = served.get("/metrics").body.decode().splitlines()
+    pairs = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
+    return {name.removeprefix("pipeedge_"): float(value) for name, value in pairs}
+
+
+def is_quiet(served: ServedModel) -> bool:
+    now = figures(served)
+    return not now["sequences_running"] and not now["sequences_waiting"] and not now["steps_in_flight"]
+
+
+def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None:
+    whole = served.post("/v1/chat/completions", {"messages": SUM, "model": "llama-puzzles"})
+    assert whole.status == 200
+    (choice,) = whole.json["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "132", "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    usage = whole.json["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    stream = served.post(
+        "/v1/chat/completions",
+        {"messages": SUM, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True},
+    )
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    *sent, (_, done) = events(stream.body)
+    assert done == "[DONE]"
+    assert [fields["id"] for fields, _ in sent] == [str(number) for number in range(len(sent))]
+    chunks = [chunk for _, chunk in sent]
+    assert chunks[-1]["usage"] == usage
+    assert not chunks[-1]["choices"]
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert "".join(one["delta"].get("content", "") for one in choices) == "132"
+    assert choices[-1]["finish_reason"] == "stop"
+    tokens = [token for one in choices for token in (one["logprobs"] or {"content": []})["content"]]
+    assert len(tokens) == usage["completion_tokens"]
+
+
+def test_completions_continue_several_texts_with_several_answers(served: ServedModel) -> None:
+    body = {"prompt": ["3 1 2", "abc"], "n": 2, "seed": 5, "temperature": 1, "logprobs": 2, "max_tokens": 6}
+    whole = served.post("/v1/completions", body).json["choices"]
+    assert [one["index"] for one in whole] == [0, 1, 2, 3]
+    for one in whole:
+        assert len(one["logprobs"]["tokens"]) == len(one["logprobs"]["token_logprobs"]) <= 6
+        assert all(len(top) == 2 for top in one["logprobs"]["top_logprobs"])
+    again = served.post("/v1/completions", {**body, "stream": True})
+    texts = ["", "", "", ""]
+    for _, chunk in events(again.body)[:-1]:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert texts == [one["text"] for one in whole]
+
+
+def test_a_response_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None:
+    parts = [{"type": "input_text", "text": SUM[0]["content"]}]
+    body = {"input": [{"type": "message", "role": "user", "content": parts}], "max_output_tokens": 9}
+    whole = served.post("/v1/responses", body).json
+    assert whole["status"] == "completed"
+    assert whole["output"][0]["content"][0]["text"] == "132"
+    sent = events(served.post("/v1/responses", {**body, "stream": True}).body)
+    assert all(fields["event"] == one["type"] for fields, one in sent)
+    assert [one["sequence_number"] for _, one in sent] == list(range(len(sent)))
+    deltas = [one["delta"] for _, one in sent if one["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == "132"
+    assert sent[-1][1]["response"]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1, "seed": 11}], ids=str)
+def test_a_text_alone_is_that_beside_seven_others(served: ServedModel, options: dict[str, Any]) -> None:
+    bodies = [
+        {**LONG, "messages": [{"role": "user", "content": f"What is {4 * number} + {number}?"}], **options}
+        for number in range(8)
+    ]
+
+    def text(body: dict[str, Any]) -> str:
+        return str(served.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"])
+
+    alone = text(bodies[3])
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(text, bodies))
+    assert together[3] == alone
+    assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("chat/completions", {"messages": SUM, "functions": []}, "functions"),
+        ("chat/completions", {"messages": SUM, "audio": {}}, "audio"),
+        ("chat/completions", {"messages": SUM, "temperature": -1}, "temperature"),
+        ("chat/completions", {"messages": SUM, "n": 1000}, "n is 1000"),
+        ("chat/completions", {"messages": SUM, "top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"messages": SUM, "stream_options": {}}, "stream_options"),
+        ("chat/completions", {"messages": SUM, "model": "other"}, "other"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages",
+        ),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "context"),
+        ("chat/completions", {"messages": SUM, "store": True}, "store"),
+        ("completions", {"prompt": [], "max_tokens": 3}, "prompt"),
+        ("completions", {"prompt": ["a", ""]}, r"prompt[1]"),
+        ("completions", {"prompt": [[5, 999]]}, "999"),
+        ("completions", {"prompt": "a", "echo": True}, "echo"),
+        ("completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(
+    served: ServedModel, path: str, body: object, named: str
+) -> None:
+    reply = served.post(f"/v1/{path}", body)
+    assert reply.status == 400
+    assert named in reply.line
+
+
+def test_clients_that_leave_free_rows_and_pages(served: ServedModel) -> None:
+    until(lambda: is_quiet(served), "a quiet server")
+    threads = threading.active_count()
+    for _ in range(5):
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=LIMIT_S)
+        body = json.dumps({**LONG, "stream": True, "n": 3}).encode()
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        assert connection.getresponse().read(50)
+        connection.sock.close() if connection.sock else None
+        connection.close()
+        assert served.post("/v1/chat/completions", {"messages": SUM, "n": 0}).status == 400
+    until(lambda: is_quiet(served), "sequences of clients that have left")
+    now = figures(served)
+    assert now["cache_pages_free"] == now["cache_pages"]
+    assert now["answers_total"] < now["completion_tokens_total"]
+    assert threading.active_count() <= threads + 1
+
+
+def test_too_many_wait_and_those_who_wait_too_long() -> None:
+    with ServedModel("-m", PUZZLES, "-u", 1, "--max-waiting", 1) as served, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(served.post, "/v1/chat/completions", {**LONG, "n": 1})
+        until(lambda: figures(served)["sequences_running"] == 1 or running.done(), "the first one")
+        refused = served.post("/v1/chat/completions", {"messages": SUM, "n": 2})
+        assert refused.status == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        late = served.post("/v1/chat/completions", LONG, x_request_timeout="0.000001")
+        assert late.status == 504
+        assert running.result(LIMIT_S).status == 200
+        until(lambda: is_quiet(served), "a quiet server")
+
+
+def test_the_server_ends_with_the_answers_that_it_has_begun() -> None:
+    with ServedModel("-m", PUZZLES) as served, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(served.post, "/v1/chat/completions", LONG)
+        until(lambda: figures(served)["sequences_running"] == 1 or running.done(), "an answer")
+        served.drain()
+        assert running.result(LIMIT_S).status == 200
+
+
+def test_the_page_and_the_routes_are_those_of_a_decoder(served: ServedModel) -> None:
+    page = served.get("/").body.decode()
+    assert "Talk to it" in page
+    assert "/v1/chat/completions" in served.get("/docs").body.decode()
+    assert served.post("/v1/embeddings", {"input": "a"}).status == 404
+    assert served.get("/health").status == 200
+    assert served.get("/v1/models").json["data"][0]["id"] == "llama-puzzles"
