@@ -50,8 +50,13 @@ class StructureMatcher:
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Mask:
-        """Return which tokens may come next, bool [V]."""
+        """Return which tokens may come next, bool [V].
+
+        Raises:
+            RequestError: The structure needs too much work.
+        """
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
         mask = np.unpackbits(self._bits.view(np.uint8), count=self._tokens, bitorder="little").view(np.bool_)
         mask[self._library_end] = False
         if self._matcher.is_accepting():
@@ -65,6 +70,9 @@ class StructureMatcher:
             RequestError: The structure needs too much work.
         """
         self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
         if self._matcher.is_error():
             raise RequestError(
                 f"the structure of the answer cannot be followed: {_reason(self._matcher.get_error())}"
@@ -89,6 +97,7 @@ class StructureCompiler:
         except ImportError:
             raise InputError(f"structured answers need the package llguidance: {INSTALL}") from None
         self._matchers = llguidance.LLMatcher
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._tokens = tokens
         self._end = end
         try:
@@ -109,7 +118,10 @@ class StructureCompiler:
             InputError: The structure is malformed, or has parts that are not supported.
         """
         with self._lock:
-            found = self._compiled.pop(structure, None) or self._compile(structure)
+            found = self._compiled.pop(structure, None)
+        if found is None:
+            found = self._compile(structure)  # seconds, for some
+        with self._lock:
             self._compiled[structure] = found
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
@@ -125,7 +137,10 @@ class StructureCompiler:
                 grammar = self._matchers.grammar_from_lark(structure.text)
         except ValueError as error:
             raise InputError(f"the {structure.kind} cannot be used: {_reason(str(error))}") from None
-        matcher = self._matchers(self._tokenizer, grammar, log_level=0)
+        matcher = self._matchers(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            # Most of the work is done for the first token: here it holds up one request, not all answers.
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise InputError(f"the {structure.kind} cannot be used: {_reason(matcher.get_error())}")
         return matcher

@@ -161,6 +161,13 @@ def test_a_structure_that_cannot_be_used_is_one_line(document: dict[str, Any], l
     assert "\n" not in str(caught.value)
 
 
+def test_a_token_that_leads_nowhere_is_refused() -> None:
+    matcher = VOCABULARY.matcher(Structure("regex", "[ab]c"), [END])
+    with pytest.raises(RequestError, match="the structure of the answer cannot be followed: ") as caught:
+        matcher.take(VOCABULARY.encode("x")[0])
+    assert "\n" not in str(caught.value)
+
+
 def test_a_structure_that_forbids_what_the_options_force_is_one_line() -> None:
     options = Sampling(structure=Structure("regex", "a"), bad_words=(tuple(VOCABULARY.encode("a")),))
     with pytest.raises(RequestError, match="no token is left"):
