@@ -37,6 +37,8 @@ _MAX_STOP_LENGTH = 1000
 _MAX_BIASES = 10_000
 _LARGEST_SEED = (1 << 63) - 1
 _LARGEST_COUNT = (1 << 31) - 1
+_LEAST_TEMPERATURE = 1e-5
+"""Temperature below which no token but the best has a chance that float32 could tell from none."""
 _TRANSFORMERS_TOP_K = 50
 """Best tokens that transformers chooses from where a configuration samples and does not say."""
 
@@ -96,7 +98,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """Whether the best token is taken each time."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature < _LEAST_TEMPERATURE or self.top_k == 1
 
     @property
     def keeps_all(self) -> bool:

@@ -179,6 +179,17 @@ def test_log_probabilities_are_the_models_own() -> None:
     assert Sampler(Sampling(), [0]).choose(scores).logprob is None
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-5, 100.0])
+def test_extreme_temperatures_give_a_token(temperature: float) -> None:
+    scores = drawn_scores(2, 2000)
+    scores[7:90] = -np.inf
+    sampler = Sampler(Sampling(temperature=temperature, seed=1), [0])
+    tokens = {sampler.choose(scores).token for _ in range(50)}
+    assert not tokens & set(range(7, 90))
+    if temperature < 1:
+        assert tokens == {int(scores.argmax())}
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
     scores = drawn_scores(1, 50)
