@@ -22,6 +22,7 @@ import torch
 REPEATS = 3
 WARM_TOKENS = 4
 READ_BYTES = 1 << 30
+SETTLE_S = 0.1
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -79,7 +80,7 @@ def ours(directory: str, dtype: str, threads: int, prompt: int, tokens: int) -> 
         lists = decoder.begin()
         token = words[0]
         for position in range(count):
-            token = int(decoder.score(decoder.step([(lists, position, [token])]))[0].argmax())
+            token = int(decoder.score(decoder.step([(lists, position, [token])]))[0].numpy().argmax())
         lists.give_back()
 
     decode(WARM_TOKENS)
@@ -187,6 +188,7 @@ def alternate(calls: Sequence[Callable[[], object]]) -> list[float]:
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(8):
         for call, found in zip(calls, times, strict=True):
+            time.sleep(SETTLE_S)  # OpenMP's threads wait busily for a while after a product of a library
             elapsed = seconds_of(call)
             if turn:
                 found.append(elapsed)

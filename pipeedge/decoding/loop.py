@@ -96,7 +96,7 @@ class LocalDecoder:
         tokens: int,
         *,
         chunk: int = 256,
-        choose: Callable[[torch.Tensor, Sequence[int]], int] = lambda scores, _: int(scores.argmax()),
+        choose: Callable[[torch.Tensor, Sequence[int]], int] = lambda scores, _: int(scores.numpy().argmax()),
     ) -> list[int]:
         """Return up to ``tokens`` tokens that follow ``prompt``.
 
