@@ -69,7 +69,8 @@ class ServeRequest:
         type=float,
         metavar="SECONDS",
         check=Check(lambda value: 0 < value <= 3600, "must be seconds above 0 and up to 3,600"),
-        help="longest time to read, and then to answer, a request ({default})",
+        help="longest time to read, and then to answer, a request; where text is generated, the longest "
+        "time without a token ({default})",
     )
 
     def __post_init__(self) -> None:

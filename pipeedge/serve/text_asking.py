@@ -106,7 +106,7 @@ class TextAsker:
         probe = Prompt((0,), Sampling(temperature=0, max_tokens=1))
         try:
             with anyio.fail_after(_PROBE_S), TextQuestion(self, request, [probe], _PROBE_S) as question:
-                async for _ in question.pieces():
+                async for _ in question.told():
                     pass
         except (PipeEdgeError, HttpError, TimeoutError):
             return False
@@ -147,7 +147,7 @@ class TextQuestion:
         self._whole_s = whole_s
         self._began = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[_Told] = asyncio.Queue()
+        self._heard: asyncio.Queue[_Told] = asyncio.Queue()
         self._open: dict[int, int] = {}
         """Numbers of the answers that are still to come, by sequence."""
         self.choices = sum(prompt.sampling.n for prompt in prompts)
@@ -176,7 +176,7 @@ class TextQuestion:
             self._cancel()
             raise
         self._leaving = asyncio.ensure_future(disconnected(self._request))
-        self._leaving.add_done_callback(lambda _: self._told.put_nowait(None))
+        self._leaving.add_done_callback(lambda _: self._heard.put_nowait(None))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -189,8 +189,8 @@ class TextQuestion:
             self._queue.cancel(sequence)
         self._open = {}
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Yield what each token adds, with the number of its answer, until all answers are whole.
+    async def told(self) -> AsyncIterator[tuple[int, Piece | WrittenAnswer]]:
+        """Yield what each token adds, and each answer that is whole, with its number, until all are.
 
         Raises:
             RequestError: An answer cannot be generated.
@@ -199,7 +199,7 @@ class TextQuestion:
             PipeEdgeError: The pipeline has failed.
         """
         while self._open:
-            told = self._told.get_nowait() if not self._told.empty() else await self._next()
+            told = self._heard.get_nowait() if not self._heard.empty() else await self._next()
             if told is None:
                 raise HttpError(408, "the client has left", close=True)
             if isinstance(told, BaseException):
@@ -210,8 +210,10 @@ class TextQuestion:
             if isinstance(what, RequestError):
                 raise what
             if isinstance(what, WrittenAnswer):
-                self.answers[self._open.pop(sequence)] = what
+                choice = self._open.pop(sequence)
+                self.answers[choice] = what
                 self._asker.note_answer(time.monotonic() - self._began)
+                yield choice, what
             else:
                 self._asker.note_token()
                 yield self._open[sequence], what
@@ -221,7 +223,7 @@ class TextQuestion:
         left_s = min(self._timeout_s, self._began + self._whole_s - time.monotonic())
         try:
             async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                return await self._told.get()
+                return await self._heard.get()
         except TimeoutError:
             limit_s = min(self._timeout_s, self._whole_s)
             raise ExpiredError(f"no token came within {limit_s:g} s") from None
@@ -246,4 +248,4 @@ class TextQuestion:
 
     def _tell(self, told: _Told) -> None:
         with suppress(RuntimeError):  # the server has ended, and with it the loop
-            self._loop.call_soon_threadsafe(self._told.put_nowait, told)
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, told)

@@ -55,13 +55,13 @@ class SamplingBody(Body):
     n: Annotated[int | None, Meta(description="number of answers")] = None
     max_tokens: Annotated[int | None, Meta(description="most tokens of the answer")] = None
     min_tokens: int | None = None
+    response_format: Annotated[
+        dict[str, Any] | None, Meta(description="what the answer looks like: text, JSON, a schema, a grammar")
+    ] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, Meta(description="the same as vLLM has it: json, regex, grammar or choice")
+    ] = None
     user: User = None
-
-
-class TextFormat(Body):
-    """The form of an answer: text."""
-
-    type: Literal["text"]
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -73,8 +73,25 @@ class ChatBody(SamplingBody, kw_only=True):
     max_completion_tokens: Annotated[int | None, Meta(description="most tokens of the answer")] = None
     logprobs: Annotated[bool | None, Meta(description="send the log probability of each token")] = None
     top_logprobs: Annotated[int | None, Meta(description="and those of the likeliest tokens")] = None
-    response_format: TextFormat | None = None
+    tools: Annotated[list[dict[str, Any]] | None, Meta(description="functions that it may call")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, Meta(description="auto, none, required, or the function to call")
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="variables of the chat template")
+    ] = None
     store: NotStored = None
+
+    @property
+    def conversation(self) -> dict[str, Any]:
+        """What the chat template is given, by the names in a file of prompts."""
+        found = {
+            "messages": self.messages,
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class CompletionBody(SamplingBody, kw_only=True):

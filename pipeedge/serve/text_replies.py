@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeedge.decoding.answer_documents import TokenBytes, logprobs_document
+from pipeedge.decoding.answer_documents import TokenBytes, logprobs_document, tool_calls_document
 from pipeedge.decoding.generation import FinishReason, Piece, WrittenAnswer
 from pipeedge.decoding.sampler import DrawnToken
 
@@ -46,6 +46,9 @@ class ReplyForm(Protocol):
 
     def grew(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yield the events of one more token."""
+
+    def ended(self, choice: int, answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
+        """Yield the events of an answer that is whole."""
 
     def end(self, usage: TextUsage) -> Iterator[dict[str, Any]]:
         """Yield the last events of a stream."""
@@ -103,10 +106,15 @@ class _OpenAiReply:
         """Yield the events of one more token; text that is not certain yet has none."""
         held = self._held.setdefault(choice, _Held())
         held.drawn.append(piece.drawn)
-        if piece.text or (self._wants_logprobs and piece.finish_reason is not None):
+        if piece.text:
             yield self._event([self._grown(choice, piece.text, held.take())])
-        if piece.finish_reason is not None:
-            yield self._event([self._finished(choice, piece.finish_reason)])
+
+    def ended(self, choice: int, answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
+        """Yield the events of an answer that is whole."""
+        drawn = self._held.setdefault(choice, _Held()).take()
+        if drawn and self._wants_logprobs:
+            yield self._event([self._grown(choice, "", drawn)])
+        yield self._event([self._finished(choice, answer)])
 
     def end(self, usage: TextUsage) -> Iterator[dict[str, Any]]:
         """Yield the last events of a stream."""
@@ -123,7 +131,7 @@ class _OpenAiReply:
     def _grown(self, choice: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _finished(self, choice: int, reason: FinishReason) -> dict[str, Any]:
+    def _finished(self, choice: int, answer: WrittenAnswer) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -139,19 +147,30 @@ class ChatReply(_OpenAiReply):
             yield self._event([{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def _choice(self, index: int, answer: WrittenAnswer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.tool_calls:
+            message["content"] = answer.text or None
+            message["tool_calls"] = self._calls(index, answer)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.drawn),
-            "finish_reason": str(answer.finish_reason),
+            "finish_reason": _reason(answer),
         }
+
+    def _calls(self, choice: int, answer: WrittenAnswer) -> list[dict[str, Any]]:
+        return tool_calls_document(answer.tool_calls, f"call-{self._head['id']}-{choice}")
 
     def _grown(self, choice: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any]:
         logprobs = self._logprobs(drawn)
         return {"index": choice, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
 
-    def _finished(self, choice: int, reason: FinishReason) -> dict[str, Any]:
-        return {"index": choice, "delta": {}, "logprobs": None, "finish_reason": str(reason)}
+    def _finished(self, choice: int, answer: WrittenAnswer) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if answer.tool_calls:
+            calls = self._calls(choice, answer)
+            delta = {"tool_calls": [{"index": number, **call} for number, call in enumerate(calls)]}
+        return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": _reason(answer)}
 
     def _logprobs(self, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
         return logprobs_document(drawn, self._texts) if self._wants_logprobs else None
@@ -177,8 +196,8 @@ class CompletionReply(_OpenAiReply):
     def _grown(self, choice: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any]:
         return {"index": choice, "text": text, "logprobs": self._logprobs(drawn), "finish_reason": None}
 
-    def _finished(self, choice: int, reason: FinishReason) -> dict[str, Any]:
-        return {"index": choice, "text": "", "logprobs": None, "finish_reason": str(reason)}
+    def _finished(self, choice: int, answer: WrittenAnswer) -> dict[str, Any]:
+        return {"index": choice, "text": "", "logprobs": None, "finish_reason": str(answer.finish_reason)}
 
     def _logprobs(self, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
         """Return log probabilities in the older form, which has lists of equal length."""
@@ -240,10 +259,14 @@ class ResponseReply:
 
     def grew(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yield the events of one more token."""
-        self._reason = piece.finish_reason
         if piece.text:
             self._texts.append(piece.text)
             yield self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=[])
+
+    def ended(self, choice: int, answer: WrittenAnswer) -> Iterator[dict[str, Any]]:
+        """Note why the answer ended; its events are the last ones of the stream."""
+        self._reason = answer.finish_reason
+        yield from ()
 
     def end(self, usage: TextUsage) -> Iterator[dict[str, Any]]:
         """Yield the last events of a stream."""
@@ -286,6 +309,11 @@ class ResponseReply:
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
+
+
+def _reason(answer: WrittenAnswer) -> str:
+    """Return why an answer ended, as chats have it."""
+    return "tool_calls" if answer.tool_calls else str(answer.finish_reason)
 
 
 def _part(text: str) -> dict[str, Any]:

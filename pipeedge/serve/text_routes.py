@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import excerpt
+from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.serve.bodies import decode_body
 from pipeedge.serve.replies import error_content, json_reply, status_of_error
@@ -49,7 +50,7 @@ class TextRoutes:
         """Answer ``POST /v1/chat/completions``."""
         body = decode_body(await request.body(), ChatBody)
         self._check_model(body.model)
-        document = {"messages": body.messages, **sampling_fields(body)}
+        document = {**body.conversation, **sampling_fields(body)}
         prompts = await self._asker.prepared(lambda: [self._prompt(document)])
         form = ChatReply(
             f"chatcmpl-{uuid.uuid4().hex}",
@@ -130,8 +131,8 @@ class TextRoutes:
         question = self._asker.ask(request, prompts)
         if not streams:
             with question:
-                async for _ in question.pieces():
-                    usage.completion_tokens += 1
+                async for _, told in question.told():
+                    usage.completion_tokens += isinstance(told, Piece)
             answers = [question.answers[number] for number in range(question.choices)]
             return json_reply(form.whole(answers, usage))
         question.__enter__()  # what is refused has a status of its own, not an event
@@ -165,9 +166,12 @@ async def _events(
     """Yield the events of a stream as they come; an error in the middle is the last of them."""
     yield list(form.begin(question.choices))
     try:
-        async for choice, piece in question.pieces():
-            usage.completion_tokens += 1
-            yield list(form.grew(choice, piece))
+        async for choice, told in question.told():
+            if isinstance(told, Piece):
+                usage.completion_tokens += 1
+                yield list(form.grew(choice, told))
+            else:
+                yield list(form.ended(choice, told))
     except Exception as error:
         yield [error_content("/v1/", status_of_error(error))]
         return

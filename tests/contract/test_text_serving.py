@@ -152,6 +152,27 @@ def test_what_is_not_supported_is_refused_by_its_name(
     assert named in reply.line
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_follows_a_schema(served: ServedModel, stream: bool) -> None:
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra serve)")
+    schema = {
+        "type": "object",
+        "properties": {"sum": {"type": "integer", "maximum": 999}},
+        "required": ["sum"],
+    }
+    schema |= {"additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+    body = {"messages": SUM, "response_format": wanted, "stream": stream, "temperature": 1, "seed": 1}
+    reply = served.post("/v1/chat/completions", body)
+    assert reply.status == 200
+    if stream:
+        chunks = [chunk["choices"][0]["delta"] for _, chunk in events(reply.body)[:-1]]
+        text = "".join(delta.get("content", "") for delta in chunks)
+    else:
+        text = reply.json["choices"][0]["message"]["content"]
+    assert isinstance(json.loads(text)["sum"], int)
+
+
 def test_clients_that_leave_free_rows_and_pages(served: ServedModel) -> None:
     until(lambda: is_quiet(served), "a quiet server")
     threads = threading.active_count()
