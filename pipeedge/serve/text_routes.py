@@ -4,14 +4,20 @@
 /v1/completions        a text that is continued as it is
 /v1/responses          a conversation, in the newer form
 
-An answer comes at once, or as the events of a stream (text/event-stream), each with a number of its own.
+An answer comes at once, or as the events of a stream (text/event-stream). The events of a single answer have
+identifiers: a client whose connection broke asks again with the last one that it has. The prompt is kept for
+a minute, and since an answer does not depend on who else asks, the events that follow are the same.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +29,7 @@ from pipeedge.base.wording import excerpt
 from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.serve.bodies import decode_body
-from pipeedge.serve.replies import error_content, json_reply, status_of_error
+from pipeedge.serve.replies import HttpError, error_content, json_reply, status_of_error
 from pipeedge.serve.text_asking import TextAsker, TextQuestion
 from pipeedge.serve.text_bodies import ChatBody, CompletionBody, ResponseBody, StreamOptions, sampling_fields
 from pipeedge.serve.text_replies import ChatReply, CompletionReply, ReplyForm, ResponseReply, TextUsage
@@ -32,6 +38,52 @@ __all__ = ["TextRoutes"]
 
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """No cache keeps a stream, and no proxy holds it back."""
+
+
+_KEPT_S = 60.0
+"""Seconds for which a stream that has ended, however it did, can be asked for again."""
+_MOST_KEPT = 1024
+_LAST_EVENT_HEADER = "last-event-id"
+_LAST_EVENT = re.compile(r"([0-9a-f]{32})-([0-9]{1,9})")
+
+
+@dataclass
+class _Stream:
+    """A stream, with what it takes to send it again."""
+
+    prompts: Sequence[Prompt]
+    form: Callable[[], ReplyForm]
+    ended_at: float = math.inf
+    """Time when its last connection ended, in seconds."""
+
+
+class _Streams:
+    """Streams by their identifiers, until they have ended for a while."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+
+    def keep(self, stream: _Stream) -> str:
+        """Keep a stream, and return its identifier."""
+        now = time.monotonic()
+        over = [name for name, one in self._streams.items() if one.ended_at + _KEPT_S < now]
+        for name in over or list(self._streams)[: max(0, len(self._streams) + 1 - _MOST_KEPT)]:
+            del self._streams[name]
+        name = uuid.uuid4().hex
+        self._streams[name] = stream
+        return name
+
+    def find(self, event: str) -> tuple[str, _Stream, int]:
+        """Return the stream of an event, with its identifier, and the number of the next event.
+
+        Raises:
+            HttpError: It is not kept.
+        """
+        match = _LAST_EVENT.fullmatch(event.strip())
+        stream = None if match is None else self._streams.get(match[1])
+        if match is None or stream is None or stream.ended_at + _KEPT_S < time.monotonic():
+            raise HttpError(404, "the stream of Last-Event-ID is not known any more: ask again without it")
+        return match[1], stream, int(match[2]) + 1
 
 
 class TextRoutes:
@@ -45,14 +97,18 @@ class TextRoutes:
         self._asker = asker
         self._model = asker.service.model
         self._prompts = asker.service.prompts
+        self._streams = _Streams()
 
     async def chat(self, request: Request) -> Response:
         """Answer ``POST /v1/chat/completions``."""
+        if _LAST_EVENT_HEADER in request.headers:
+            return self._again(request)
         body = decode_body(await request.body(), ChatBody)
         self._check_model(body.model)
         document = {**body.conversation, **sampling_fields(body)}
         prompts = await self._asker.prepared(lambda: [self._prompt(document)])
-        form = ChatReply(
+        form = partial(
+            ChatReply,
             f"chatcmpl-{uuid.uuid4().hex}",
             self._model.name,
             int(time.time()),
@@ -64,6 +120,8 @@ class TextRoutes:
 
     async def completions(self, request: Request) -> Response:
         """Answer ``POST /v1/completions``."""
+        if _LAST_EVENT_HEADER in request.headers:
+            return self._again(request)
         body = decode_body(await request.body(), CompletionBody)
         self._check_model(body.model)
         if not body.prompts:
@@ -78,7 +136,8 @@ class TextRoutes:
                 for number, one in enumerate(documents)
             ]
 
-        form = CompletionReply(
+        form = partial(
+            CompletionReply,
             f"cmpl-{uuid.uuid4().hex}",
             self._model.name,
             int(time.time()),
@@ -91,6 +150,8 @@ class TextRoutes:
 
     async def responses(self, request: Request) -> Response:
         """Answer ``POST /v1/responses``."""
+        if _LAST_EVENT_HEADER in request.headers:
+            return self._again(request)
         body = decode_body(await request.body(), ResponseBody)
         self._check_model(body.model)
         document: dict[str, Any] = {"messages": _conversation(body)}
@@ -107,7 +168,7 @@ class TextRoutes:
             "top_p": prompt.sampling.top_p,
             "store": False,
         }
-        form = ResponseReply(uuid.uuid4().hex, self._model.name, int(time.time()), echoed)
+        form = partial(ResponseReply, uuid.uuid4().hex, self._model.name, int(time.time()), echoed)
         return await self._reply(request, [prompt], form, streams=bool(body.stream))
 
     def _check_model(self, name: str) -> None:
@@ -124,40 +185,65 @@ class TextRoutes:
         return self._prompts.from_document(document, self._asker.next_number(), name or "the request")
 
     async def _reply(
-        self, request: Request, prompts: Sequence[Prompt], form: ReplyForm, *, streams: bool
+        self, request: Request, prompts: Sequence[Prompt], form: Callable[[], ReplyForm], *, streams: bool
     ) -> Response:
         """Ask, and reply at once or as a stream."""
-        usage = TextUsage(sum(len(prompt.tokens) for prompt in prompts))
-        question = self._asker.ask(request, prompts)
-        if not streams:
-            with question:
-                async for _, told in question.told():
-                    usage.completion_tokens += isinstance(told, Piece)
-            answers = [question.answers[number] for number in range(question.choices)]
-            return json_reply(form.whole(answers, usage))
+        if streams:
+            stream = _Stream(prompts, form)
+            return self._stream(request, stream, lambda: self._streams.keep(stream), 0)
+        usage = _usage_of(prompts)
+        with self._asker.ask(request, prompts) as question:
+            async for _, told in question.told():
+                usage.completion_tokens += isinstance(told, Piece)
+        answers = [question.answers[number] for number in range(question.choices)]
+        return json_reply(form().whole(answers, usage))
+
+    def _again(self, request: Request) -> Response:
+        """Send a stream from the event behind the one that the client has."""
+        name, stream, first = self._streams.find(request.headers[_LAST_EVENT_HEADER])
+        return self._stream(request, stream, lambda: name, first)
+
+    def _stream(
+        self, request: Request, stream: _Stream, name: Callable[[], str], first: int
+    ) -> StreamingResponse:
+        """Ask, and reply with the events from number ``first`` on."""
+        question = self._asker.ask(request, stream.prompts)
         question.__enter__()  # what is refused has a status of its own, not an event
-        events = _events(question, form, usage)
-        return _Stream(question, _numbered(events, form.last_event))
+        stream.ended_at = math.inf
+        form = stream.form()
+        events = _events(question, form, _usage_of(stream.prompts))
+
+        def ended() -> None:
+            question.__exit__()
+            stream.ended_at = time.monotonic()
+
+        # The tokens of several answers may come in another order when they are asked for again.
+        known_as = name().encode() if question.choices == 1 else None
+        return _EventStream(_numbered(events, known_as, first, form.last_event), ended)
 
 
-class _Stream(StreamingResponse):
-    """A stream that gives its question up when it ends, however it does.
+def _usage_of(prompts: Sequence[Prompt]) -> TextUsage:
+    return TextUsage(sum(len(prompt.tokens) for prompt in prompts))
+
+
+class _EventStream(StreamingResponse):
+    """Events that are sent.
 
     Args:
-        question: The question, which has been asked.
         content: The events.
+        ended: Called when the stream ends, however it does.
     """
 
-    def __init__(self, question: TextQuestion, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, content: AsyncIterator[bytes], ended: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._question = question
+        self._ended = ended
 
     async def __call__(self, *connection: Any) -> None:
         """Send the stream."""
         try:
             await super().__call__(*connection)
         finally:
-            self._question.__exit__()
+            self._ended()
 
 
 async def _events(
@@ -178,19 +264,27 @@ async def _events(
     yield list(form.end(usage))
 
 
-async def _numbered(events: AsyncIterator[list[dict[str, Any]]], last: bytes | None) -> AsyncIterator[bytes]:
-    """Yield the events as a client receives them, each with its number as its identifier."""
+async def _numbered(
+    events: AsyncIterator[list[dict[str, Any]]], stream: bytes | None, first: int, last: bytes | None
+) -> AsyncIterator[bytes]:
+    """Yield the events from number ``first`` on as a client receives them, with identifiers if it has one."""
     number = 0
     encode: Callable[[Any], bytes] = msgspec.json.encode
     async for some in events:
-        if some:
-            yield b"".join(
-                b"id: %d\n%sdata: %s\n\n" % (number + place, _kind_of(one), encode(one))
-                for place, one in enumerate(some)
-            )
+        found = [
+            b"%s%sdata: %s\n\n" % (_id_of(stream, place), _kind_of(one), encode(one))
+            for place, one in enumerate(some, start=number)
+            if place >= first
+        ]
         number += len(some)
+        if found:
+            yield b"".join(found)
     if last is not None:
         yield b"data: %s\n\n" % last
+
+
+def _id_of(stream: bytes | None, place: int) -> bytes:
+    return b"" if stream is None else b"id: %s-%d\n" % (stream, place)
 
 
 def _kind_of(event: Mapping[str, Any]) -> bytes:

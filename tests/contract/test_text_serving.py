@@ -62,7 +62,7 @@ def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None
     assert stream.headers["content-type"].startswith("text/event-stream")
     *sent, (_, done) = events(stream.body)
     assert done == "[DONE]"
-    assert [fields["id"] for fields, _ in sent] == [str(number) for number in range(len(sent))]
+    assert [fields["id"].split("-")[1] for fields, _ in sent] == [str(number) for number in range(len(sent))]
     chunks = [chunk for _, chunk in sent]
     assert chunks[-1]["usage"] == usage
     assert not chunks[-1]["choices"]
@@ -150,6 +150,18 @@ def test_what_is_not_supported_is_refused_by_its_name(
     reply = served.post(f"/v1/{path}", body)
     assert reply.status == 400
     assert named in reply.line
+
+
+def test_a_broken_stream_goes_on_behind_the_last_event(served: ServedModel) -> None:
+    body = {**LONG, "stream": True, "temperature": 1}  # without a seed
+    whole = served.post("/v1/chat/completions", body).body
+    sent = events(whole)
+    place = len(sent) // 2
+    last = sent[place][0]["id"]
+    rest = served.post("/v1/chat/completions", body, last_event_id=last)
+    assert events(rest.body) == sent[place + 1 :]
+    unknown = served.post("/v1/chat/completions", body, last_event_id=f"{'0' * 32}-3")
+    assert unknown.status == 404
 
 
 @pytest.mark.parametrize("stream", [False, True])
