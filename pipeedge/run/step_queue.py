@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from pipeedge.base.crew import Closed, Crew
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
+from pipeedge.base.wording import count
 from pipeedge.data import Microbatch
 from pipeedge.data.source import Group, SkippedItem
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
@@ -211,6 +212,11 @@ class StepQueue:
         generation = Generation(
             prompt, self._texts, self.context, self._end_tokens, seed=self._seed, choice=choice
         )
+        if generation.most_tokens < 1:
+            raise InputError(
+                f"the prompt has {count(len(prompt.tokens), 'token')}; the context of {self.context} must "
+                "have room for one more: shorten it, or raise --context or --cache-mb"
+            )
         with self._changed:
             if self._scheduler is None or self._closed:
                 raise self.error or Closed

@@ -174,6 +174,7 @@ def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (("--on-failure", "continue"), "--on-failure continue"),
         (("--kernels", "torch"), "--kernels torch"),
+        (("--check", 2), "--check"),
         (("--dtype", "float16"), "--dtype float16"),
         (("--context", 257, "--prompt", "Spell a."), "--context 257"),
         (("--context", 256, "--cache-mb", 0.01, "--prompt", "Spell a."), "--cache-mb"),
