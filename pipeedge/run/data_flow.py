@@ -33,7 +33,6 @@ from pipeedge.observe.timeline import LaneId, LaneKind
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import EpochContext
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
-from pipeedge.run.held_out import open_held_out
 from pipeedge.run.linked_stage import make_decoder
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.progress import DataProgress
@@ -68,7 +67,11 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
     if results is not None:
         check_output_path(results, model)
     source = open_run_input(request, model)
-    held_out = open_held_out(request, model, source) if request.schedule.held_out else None
+    held_out = None
+    if request.schedule.held_out:
+        from pipeedge.run.held_out import open_held_out  # which needs the planner
+
+        held_out = open_held_out(request, model, source)
     compared = None
     if output.check_items:
         source.check_distinct(output.check_items, "--check")
