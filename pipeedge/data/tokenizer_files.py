@@ -31,14 +31,14 @@ def read_backend(path: Path) -> Any:
     Raises:
         InputError: The files are damaged.
     """
-    import_postponed()
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast  # needs no more of torch than is there
 
     directory = path.parent
     check_tokenizer(directory)
     try:
         if path.name == TOKENIZER_FILE and _tokenizer_class(directory) in _PLAIN_CLASSES:
             return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        import_postponed()
         from transformers import AutoTokenizer, BertTokenizer  # a second more, and another one when it reads
 
         if (directory / "tokenizer_config.json").is_file() or path.name == "vocab.json":
