@@ -343,7 +343,7 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
         ((*DIGITS, "-s", "8", "--tokens", "16"), "either -s/--shape-input or --tokens"),
         ((*DIGITS, "-b", "4,0"), "-b/--batch-size 4,0: give each size once, and at least 1"),
         ((*DIGITS, "--dtype", "int8,int8"), "--dtype int8,int8: give each type once: float32, "),
-        ((*DIGITS, "--dtype", "int4"), "--dtype int4: give each type once: float32, "),
+        ((*DIGITS, "--dtype", "int3"), "--dtype int3: give each type once: float32, "),
         ((*DIGITS, "-b", "1,2", "--plot", "p.html"), "--plot draws one profile"),
         ((*DIGITS, "-d", "cuda:99"), "-d/--device cuda:99"),
         ((*DIGITS, "-d", "tpu"), "-d/--device tpu"),
