@@ -22,7 +22,7 @@ PROGRAM = "sched-pipeline"
 class BuildNative(BuildCMake):
     """Builds an editable package in a place that stays: ``make test`` runs the native tests that it built.
 
-    A wheel is built elsewhere, for its tools are in an environment of their own, and would have CMake begin again.
+    A wheel is built elsewhere, for its tools are in an environment of their own, and CMake would begin again.
     """
 
     def run(self) -> None:
