@@ -8,6 +8,8 @@
                x86, OpenBLAS or Arm Compute Library on ARM
     emulated   -                                              products in float32
 
+Decoders have native ones in every number type, and no others.
+
 For one number type, results of different kernels differ only in the last bits, and for int8 not at all.
 
 The rule depends on nothing but the processor, the instructions of it that oneDNN is allowed to use, and the

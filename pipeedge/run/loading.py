@@ -60,14 +60,14 @@ def load_stage(
     if held is not None:
         return replace(held, number=number, compute=_computing(plan, number, held.shard, device))
     dtype = find_dtype(stage.dtype)
-    kernels = choose(context.request.model.kernels, dtype, device)
     slow = slow_here(dtype, device)
     if slow is not None:
         context.warn(f"stage {number} on rank {context.rank}: {slow}")
     if isinstance(context.model, DecoderModel):
         shard: Shard | DecoderStage = _load_decoder_stage(context, context.model, stage, plan.step_bounds)
-        parameters = context.model.parameter_count(stage.layers)
+        parameters, kernels = context.model.parameter_count(stage.layers), "native"
     else:
+        kernels = choose(context.request.model.kernels, dtype, device)
         same = beside is not None and beside.plan.dtype == stage.dtype
         shared = beside.shard if same and beside is not None and isinstance(beside.shard, Shard) else None
         shard = _load_shard(context, context.model, stage, device, kernels, shared, pause)
