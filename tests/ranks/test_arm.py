@@ -97,6 +97,21 @@ def test_layers_in_8_bits_and_codes_are_those_of_x86_to_the_bit(
         assert len(both) == 1, (digests, found)
 
 
+@pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
+def test_attention_is_that_of_x86(folder: Path, cpu: str) -> None:
+    """With biases, rotations and windows. A Cortex-A72 computes bfloat16 in float32 and rounds the results."""
+    compute(False, "attention", 150, folder / "x86-attention.npz")
+    compute(True, "attention", 150, folder / f"{cpu}-attention.npz", cpu=cpu)
+    here, there = np.load(folder / "x86-attention.npz"), np.load(folder / f"{cpu}-attention.npz")
+    assert len(there.files) == 300
+    for name in there.files:
+        dtype, number = name.split()
+        exact = dtype == "bfloat16" and cpu == "cortex-a72"
+        expected = here[f"float32 {number}" if exact else name]
+        tolerance = 2.0**-8 if exact else TOLERANCES[dtype]
+        np.testing.assert_allclose(there[name], expected, rtol=tolerance, atol=1e-4 + tolerance * (not exact))
+
+
 def test_models_give_the_results_of_x86(folder: Path, model_dirs: dict[str, Path]) -> None:
     models = folder / "models"
     for family in FAMILIES:

@@ -88,13 +88,14 @@ def kernels(count: int) -> dict[str, str]:
 
 
 def attention(count: int) -> dict[str, np.ndarray]:
-    """Return attention in each number type that has native code here, and by torch, for random shapes."""
+    """Return attention of random shapes in each number type that has native code here."""
     random, found = np.random.default_rng(6), {}
     for number in range(count):
         heads, size = int(random.integers(1, 4)), 16 * int(random.integers(1, 6))
         items, tokens = int(random.integers(1, 3)), int(random.integers(1, 70))
         reach = int(random.integers(1, 40)) if random.integers(2) else None
         qkv = floats(random, items, tokens, 3 * heads * size)
+        qkv = (qkv.view(np.uint32) & 0xFFFF0000).view(np.float32)  # also bfloat16
         bias = floats(random, items, tokens) if random.integers(2) else None
         distances = floats(random, heads, 2 * tokens - 1) if random.integers(2) else None
         angles = floats(random, tokens, size // 2)
