@@ -99,7 +99,7 @@ def test_layers_in_8_bits_and_codes_are_those_of_x86_to_the_bit(
 
 @pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
 def test_attention_is_that_of_x86(folder: Path, cpu: str) -> None:
-    """With biases, rotations and windows. A Cortex-A72 computes bfloat16 in float32 and rounds the results."""
+    """With biases, rotations and windows. A Cortex-A72 computes in float32 and rounds to bfloat16."""
     compute(False, "attention", 150, folder / "x86-attention.npz")
     compute(True, "attention", 150, folder / f"{cpu}-attention.npz", cpu=cpu)
     here, there = np.load(folder / "x86-attention.npz"), np.load(folder / f"{cpu}-attention.npz")
