@@ -322,8 +322,11 @@ class DecoderStage:
         *,
         threads: int,
         variant: str | None = None,
+        seconds: npt.NDArray[np.float64] | None = None,
     ) -> None:
         """Execute a step: pages, pages of windows, position of the first row, and rows of each sequence.
+
+        Each layer's time is written to ``seconds``, if that is given.
 
         Raises:
             ValueError: arrays, pages or positions that do not fit the stage.

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -24,6 +25,10 @@ from pipeedge.models.model import Model, find_model
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
 from pipeedge.models.step_rows import StepBounds
+from pipeedge.models.weights.comparing import Placeholder
+from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.locating import hub_filling
+from pipeedge.models.weights.random_weights import RandomWeights
 
 __all__ = ["DECODER_DTYPES", "DecoderModel", "check_decoder_dtype", "find_decoder", "find_runnable"]
 
@@ -36,6 +41,12 @@ _PADDED = 32
 @dataclass(frozen=True)
 class DecoderModel(Outline):
     """A transformer that generates text and can be cut into stages. It holds no weights."""
+
+    @property
+    def block_kinds(self) -> tuple[tuple[int, int], ...]:
+        """Window and kind of rotation of each block; blocks that have the same ones take the same time."""
+        options = self.config.own(DecoderOptions)
+        return tuple(zip(options.windows, options.rotation, strict=True))
 
     @property
     def window(self) -> int:
@@ -106,7 +117,7 @@ class DecoderModel(Outline):
         pages: int,
         window_pages: int = 0,
         context: int | None = None,
-        weights: str | os.PathLike[str] | None = None,
+        weights: str | os.PathLike[str] | WeightsFile | None = None,
         progress: Callable[[int], object] = lambda _: None,
     ) -> DecoderStage:
         """Load the stage of ``layers`` (by default all) with weights from a file, ready for steps.
@@ -117,7 +128,7 @@ class DecoderModel(Outline):
             pages: Number of pages of the cache of each block that attends to everything.
             window_pages: Number of pages of that of each block with a window.
             context: Longest sequence in tokens; None: the model's.
-            weights: File of the weights; None: the model's own.
+            weights: File of the weights, or its path; None: the model's own.
             progress: Called with the number of values of each piece that is read.
 
         Raises:
@@ -139,20 +150,35 @@ class DecoderModel(Outline):
             window_pages=window_pages,
             context=self.config.max_positions if context is None else context,
         )
-        with self.open(weights) as file:
+        with self._opened(weights) as file:
             return stage.load(file, progress)
 
     def ends(
         self,
         dtype: torch.dtype = torch.float32,
         *,
-        weights: str | os.PathLike[str] | None = None,
+        weights: str | os.PathLike[str] | WeightsFile | None = None,
         progress: Callable[[int], object] = lambda _: None,
     ) -> DecoderEnds:
         """Load embedding, last norm and head; arguments and errors are those of ``stage``."""
         check_decoder_dtype(dtype)
-        with self.open(weights) as file:
+        with self._opened(weights) as file:
             return DecoderEnds(self.config, file, dtype, progress)
+
+    def _opened(self, weights: str | os.PathLike[str] | WeightsFile | None) -> WeightsFile:
+        return weights if isinstance(weights, WeightsFile) else self.open(weights)
+
+    def random_weights(self, seed: int = 0) -> RandomWeights:
+        """Return random weights of the whole model, which ``stage`` and ``ends`` take in place of a file."""
+        shapes: dict[str, torch.Size] = {}
+        for block in range(self.n_layers // LAYERS_PER_BLOCK):
+            for name, shape in self.family.shapes(self.config, block).items():
+                parameter = name.replace("block.{n}", f"parts.{LAYERS_PER_BLOCK * block}")
+                views = hub_filling(parameter, self.config).views(
+                    cast("torch.Tensor", Placeholder(shape)), self.config.heads
+                )
+                shapes.update({stored: torch.Size(view.shape) for stored, view in views})
+        return RandomWeights(shapes, seed)
 
 
 def check_decoder_dtype(dtype: torch.dtype) -> None:

@@ -60,6 +60,8 @@ def _model_entry(model: ModelSpec) -> dict[str, Any]:
         "parameters_in": model.elements_in,
         "parameters_out": list(model.elements_out),
         **({"shared_with": list(model.shared_with)} if model.shared_with else {}),
+        **({} if model.context is None else {"context": model.context}),
+        **({"windows": list(model.windows)} if model.windows else {}),
         **_tokens_of(model),
         **_agreement_of(model),
         **model.extra,
@@ -113,6 +115,7 @@ def _profile_entry(profile: ModelProfile) -> dict[str, Any]:
         **({"weights_MB": _mb(profile.weight_bytes)} if profile.weight_bytes else {}),
         **{key: value for key, value in notes.items() if value is not None},
         **_handling_of(profile),
+        **_steps_of(profile),
         **profile.extra,
         **({} if profile.tokens is None else {"tokens": profile.tokens}),
         **({"lengths": [_length_entry(other) for other in profile.lengths]} if profile.lengths else {}),
@@ -132,6 +135,23 @@ def _handling_of(profile: ModelProfile) -> dict[str, Any]:
                 **costs.extra,
             }
             for transport, costs in profile.handling.items()
+        }
+    }
+
+
+def _steps_of(profile: ModelProfile) -> dict[str, Any]:
+    steps = profile.steps
+    if steps is None:
+        return {}
+    lists = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
+    ends = {
+        name: getattr(steps.ends, name) for name in ("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s")
+    }
+    return {
+        "steps": {
+            **{name: list(getattr(steps, name)) for name in lists},
+            "ends": {**ends, "mem_MB": steps.ends.memory_bytes / BYTES_PER_MB},
+            **({} if steps.residual is None else {"residual": steps.residual}),
         }
     }
 

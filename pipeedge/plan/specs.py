@@ -18,11 +18,13 @@ __all__ = [
     "BYTES_PER_MB",
     "BYTES_PER_SECOND_PER_MBPS",
     "DeviceType",
+    "EndCosts",
     "LengthProfile",
     "ModelProfile",
     "ModelSpec",
     "NeighborLink",
     "SpecFiles",
+    "StepCosts",
     "TransportHandling",
     "short_dtype",
 ]
@@ -55,6 +57,10 @@ class ModelSpec:
     """Number of elements that each further token adds to ``elements_in``."""
     elements_out_per_token: tuple[int, ...] = ()
     """Number of elements that each further token adds after each layer; empty without ``tokens``."""
+    context: int | None = None
+    """Longest sequence of a decoder in tokens, or None for an encoder."""
+    windows: tuple[int, ...] = ()
+    """Positions that a row attends to at most in each layer of a decoder, or 0; empty without windows."""
     shared_with: tuple[int, ...] = ()
     """Nearest earlier layer, from 1, with the same weights as each layer, or 0; empty if none are shared."""
     agreement_at_bits: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
@@ -71,6 +77,11 @@ class ModelSpec:
             raise SpecError(
                 f"elements_out_per_token has {len(self.elements_out_per_token)} layers, elements_out "
                 f"{len(self.elements_out)}: give both one value a layer"
+            )
+        if self.windows and len(self.windows) != len(self.mem_bytes):
+            raise SpecError(
+                f"windows has {len(self.windows)} layers, mem_bytes {len(self.mem_bytes)}: give both one "
+                "value a layer"
             )
         if self.shared_with and len(self.shared_with) != len(self.mem_bytes):
             raise SpecError(
@@ -156,6 +167,71 @@ class TransportHandling:
 
 
 @dataclass(frozen=True)
+class EndCosts:
+    """Costs of the ends of a decoder, on the data rank."""
+
+    fixed_s: float
+    """Seconds of the head and the choice of tokens in a step, however few rows decide a token."""
+    start_s: float
+    """Seconds of those in a step in which many rows do, besides those of the rows."""
+    row_s: float
+    """Seconds of each of those rows."""
+    feed_s: float
+    """Seconds to make a step."""
+    feed_row_s: float
+    """Seconds to embed each row of it."""
+    memory_bytes: float
+    """Bytes of embedding, last norm and head."""
+
+    def __post_init__(self) -> None:
+        for name in ("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s", "memory_bytes"):
+            _check_numbers(name, [getattr(self, name)])
+
+    def scaled(self, factor: float) -> EndCosts:
+        """Return the costs on a device that takes ``factor`` times as long."""
+        names = ("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Costs of the steps of a decoder, by layer: ``profile.step_fit`` says how they add up."""
+
+    fixed_s: tuple[float, ...]
+    """Seconds of a step, however few rows it has."""
+    start_s: tuple[float, ...]
+    """Seconds of a step with many rows, besides those of the rows."""
+    row_s: tuple[float, ...]
+    """Seconds of each row of such a step."""
+    position_s: tuple[float, ...]
+    """Seconds of each position that a row attends to, where each row is of another sequence."""
+    chunk_position_s: tuple[float, ...]
+    """Seconds of each position that a row attends to, where the rows are of one sequence."""
+    cache_bytes: tuple[float, ...]
+    """Bytes of the cache for each position of a sequence."""
+    ends: EndCosts
+    residual: float | None = None
+    """Largest relative deviation of a measured step from these numbers, or None if unknown."""
+
+    def __post_init__(self) -> None:
+        for name in (*_STEP_SECONDS, "cache_bytes"):
+            values = getattr(self, name)
+            _check_numbers(name, values)
+            if len(values) != len(self.fixed_s):
+                raise SpecError(f"{name} has {len(values)} layers, fixed_s {len(self.fixed_s)}")
+
+    def scaled(self, factor: float) -> StepCosts:
+        """Return the costs on a device that takes ``factor`` times as long."""
+        seconds: dict[str, Any] = {
+            name: tuple(factor * value for value in getattr(self, name)) for name in _STEP_SECONDS
+        }
+        return replace(self, **seconds, ends=self.ends.scaled(factor))
+
+
+_STEP_SECONDS = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s")
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """Measurements of one model's layers on one kind of device."""
 
@@ -197,6 +273,8 @@ class ModelProfile:
     """Name of the kernels, or None if unknown."""
     handling: Mapping[str, TransportHandling] = field(default_factory=dict)
     """Costs of handling by transport; empty if unknown."""
+    steps: StepCosts | None = None
+    """Costs of the steps of a decoder, of which ``time_s`` is one of one row; None for an encoder."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

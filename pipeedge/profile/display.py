@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pipeedge.base.wording import count, figure
-from pipeedge.plan.specs import BYTES_PER_MB, short_dtype
+from pipeedge.plan.specs import BYTES_PER_MB, EndCosts, short_dtype
 from pipeedge.profile.results import ProfileResults
 
 __all__ = ["conditions_summary", "progress_bar", "spread_warning", "summary"]
@@ -39,6 +39,9 @@ def progress_bar() -> Iterator[Callable[[str, float], None]]:
 
 def summary(results: ProfileResults) -> Iterator[str]:
     """Yield the lines that summarize ``results`` for the user."""
+    if results.ends is not None:
+        yield from _steps_summary(results, results.ends)
+        return
     data = results.profile_data
     total = sum(layer.measured.time_s for layer in data)
     slowest = max(data, key=lambda layer: layer.measured.time_s)
@@ -68,8 +71,42 @@ def summary(results: ProfileResults) -> Iterator[str]:
         )
 
 
+def _steps_summary(results: ProfileResults, ends: EndCosts) -> Iterator[str]:
+    """Yield the lines that summarize the profile of a decoder."""
+    layers = [layer.steps for layer in results.profile_data if layer.steps is not None]
+
+    def step_s(rows: int) -> float:
+        return sum(max(one.fixed_s, one.start_s + rows * one.row_s) for one in layers)
+
+    threads = "an unknown number of threads" if results.threads is None else count(results.threads, "thread")
+    yield f"{results.model_name}, {short_dtype(results.dtype)}, {threads}"
+    yield (
+        f"decode       a step takes {_ms(step_s(1))} with 1 row, {_ms(step_s(16))} with 16, and "
+        f"{_ms(1000 * sum(one.position_s for one in layers))} more for 1,000 positions before a row"
+    )
+    yield (
+        f"prefill      {figure(256 / step_s(256))} tokens/s in chunks of 256, and "
+        f"{_ms(1000 * sum(one.chunk_position_s for one in layers))} more for 1,000 positions before a token"
+    )
+    yield f"head         {_ms(max(ends.fixed_s, ends.start_s + ends.row_s))} for 1 row on the data rank"
+    yield (
+        f"memory       {sum(layer.memory_bytes for layer in results.profile_data) / BYTES_PER_MB:.1f} MB of "
+        f"weights, {ends.memory_bytes / BYTES_PER_MB:.1f} MB of embedding and head on the data rank, "
+        f"{sum(one.cache_bytes for one in layers) / 1024:.1f} kB of cache for each position"
+    )
+    if results.residual is not None:
+        yield f"fit          measured steps deviate from this by up to {results.residual:.0%}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{figure(1e3 * seconds, 3)} ms"
+
+
 def conditions_summary(results: ProfileResults) -> Iterator[str]:
     """Yield the line that summarizes one of several profiles for the user."""
+    if results.ends is not None:
+        yield from _steps_summary(results, results.ends)
+        return
     total, size = sum(layer.measured.time_s for layer in results.profile_data), results.batch_size
     yield (
         f"time         microbatches of {size} in {short_dtype(results.dtype)}: {figure(total)} s each "

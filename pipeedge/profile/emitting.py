@@ -25,6 +25,7 @@ from pipeedge.plan.specs import (
     LengthProfile,
     ModelProfile,
     ModelSpec,
+    StepCosts,
     short_dtype,
 )
 from pipeedge.profile.results import Measurement, ProfileResults, Shapes, elements, ranges_text
@@ -72,12 +73,15 @@ def model_spec(results: ProfileResults, source: str) -> ModelSpec:
             )
     first = layers[0]
     shared = tuple(layer.shared_with or 0 for layer in layers)
+    windows = tuple(layer.steps.window for layer in layers if layer.steps is not None)
     return ModelSpec(
         # models.yml counts weights in float32; the profile has their size in another type.
         mem_bytes=tuple(
             layer.memory_bytes if layer.float32_bytes is None else layer.float32_bytes for layer in layers
         ),
         shared_with=shared if any(shared) else (),
+        context=results.context,
+        windows=windows if any(windows) else (),
         elements_in=elements(first.measured.shape_in),
         elements_out=tuple(elements(layer.measured.shape_out) for layer in layers),
         tokens=results.tokens if first.lengths else None,
@@ -128,6 +132,7 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         collect_s=results.collect_s,
         overhead_s=results.overhead_s,
         handling=results.handling,
+        steps=_steps(results),
         agreement=results.agreement,
         busy_w=results.busy_w,
         process_bytes=None if process is None else round(process / BYTES_PER_MB, 1) * BYTES_PER_MB,
@@ -135,6 +140,16 @@ def model_profile(results: ProfileResults, source: str) -> ModelProfile:
         kernels=results.kernels,
         extra={} if results.device is None else {"device": results.device},
     )
+
+
+def _steps(results: ProfileResults) -> StepCosts | None:
+    """Return the costs of the steps of a decoder, or None for an encoder."""
+    steps = [layer.steps for layer in results.profile_data if layer.steps is not None]
+    if results.ends is None:
+        return None
+    names = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
+    lists = {name: tuple(getattr(each, name) for each in steps) for name in names}
+    return StepCosts(**lists, ends=results.ends, residual=results.residual)
 
 
 def _length_profile(tokens: int, measured: Sequence[Measurement]) -> LengthProfile:
@@ -166,6 +181,7 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
         collect_s=None if profile.collect_s is None else factor * profile.collect_s,
         overhead_s=None if profile.overhead_s is None else factor * profile.overhead_s,
         handling={name: costs.scaled(factor) for name, costs in profile.handling.items()},
+        steps=None if profile.steps is None else profile.steps.scaled(factor),
         extra={**profile.extra, "synthetic": {"from": source, "factor": factor}},
     )
 
@@ -200,6 +216,8 @@ def check_model(path: Path, name: str, spec: ModelSpec, *, overwrite: bool, leni
         ("layers", [old.layers], [spec.layers]),
         ("parameters_in", [old.elements_in], [spec.elements_in]),
         ("parameters_out", old.elements_out, spec.elements_out),
+        ("context", [old.context or 0], [spec.context or 0]),
+        ("windows", old.windows, spec.windows),
     )
     memory = _differences(("mem_MB", _mb(old.mem_bytes), _mb(spec.mem_bytes)))
     if shape or (memory and not lenient):

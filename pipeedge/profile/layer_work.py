@@ -18,12 +18,13 @@ from itertools import pairwise
 import torch
 
 from pipeedge.base.errors import InputError
-from pipeedge.base.machine import ControlGroups, available_bytes, processors
+from pipeedge.base.machine import available_bytes, processors
 from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
 from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile.data_work import DataRankRequest, DataWork, measure_data_work, usual_items
+from pipeedge.profile.decoder_job import DecoderJob
 from pipeedge.profile.forecast import OnePass
 from pipeedge.profile.handling import Handling, distinct, measure_handling
 from pipeedge.profile.job import SEED, Job, Readings
@@ -36,6 +37,7 @@ from pipeedge.profile.measuring import (
     time_layers,
 )
 from pipeedge.profile.power import PowerMeter
+from pipeedge.profile.quota import Quota
 from pipeedge.profile.rehearsal import LONGEST_PASS_S, Rehearsal, rehearse_data_rank, rehearse_links
 from pipeedge.profile.results import ProfileResults
 from pipeedge.profile.transport_costs import measure_transports
@@ -51,29 +53,6 @@ Advance = Callable[[str, float], None]
 """Called with a description of the current work and the fraction that is done."""
 
 
-@dataclass(frozen=True)
-class _Quota:
-    """Limit on the processor time of this process."""
-
-    processors: float | None
-    """Processor seconds per second if the limit makes this process pause, or None if it need not pause."""
-
-    @classmethod
-    def of_this_process(cls) -> _Quota:
-        quota = ControlGroups().quota()
-        return cls(quota if quota is not None and quota <= torch.get_num_threads() else None)
-
-    @property
-    def pauses(self) -> bool:
-        """Whether this process runs and pauses in turn."""
-        return self.processors is not None
-
-    @property
-    def stretch(self) -> float:
-        """Elapsed seconds per second of processor time."""
-        return 1.0 if self.processors is None else max(1.0, 1.0 / self.processors)
-
-
 def measure_model(
     job: Job, handling: Mapping[str, TransportHandling], advance: Advance, power: PowerMeter
 ) -> ProfileResults:
@@ -85,7 +64,7 @@ def measure_model(
         advance: Shows the progress.
         power: Measures the power.
     """
-    quota = _Quota.of_this_process()
+    quota = Quota.of_this_process()
     readings = {tokens: Readings(handling=_handling(job, quota, tokens, advance)) for tokens in job.tokens}
     payloads = {tokens: _first_payload(job, tokens) for tokens in job.tokens}
     data_work = measure_data_rank(job)
@@ -130,7 +109,7 @@ class _RankCosts:
 
 def _rehearsed(job: Job, shard: Shard, readings: Readings, parts: _RankCosts, advance: Advance) -> _RankCosts:
     """Return the costs in a run of a small model; of others, those that were measured by themselves."""
-    quota = _Quota.of_this_process()
+    quota = Quota.of_this_process()
     pass_s = sum(seconds for seconds, _ in readings.times)
     if job.device.type != "cpu" or pass_s > LONGEST_PASS_S * quota.stretch or parts.data_work is None:
         return parts
@@ -186,7 +165,7 @@ def _read_shard(
     shard: Shard,
     payload: Payload,
     readings: Readings,
-    quota: _Quota,
+    quota: Quota,
     progress: Callable[[float], None],
     power: PowerMeter,
 ) -> Payload:
@@ -214,7 +193,7 @@ def _read_shard(
 
 def measure_data_rank(job: Job) -> DataWork | None:
     """Measure the work of a data rank on this device; return None if no shipped input fits the model."""
-    quota = _Quota.of_this_process()
+    quota = Quota.of_this_process()
     measure = functools.partial(measure_data_work, _data_rank(job))
     if quota.pauses:
         measure = functools.partial(measure, clock=time.process_time, stretch=quota.stretch)
@@ -228,13 +207,13 @@ def _data_rank(job: Job) -> DataRankRequest:
     return DataRankRequest(job.model, job.batch_size, job.tokens[0], job.dtype)
 
 
-def measure_links(job: Job) -> dict[str, TransportHandling]:
+def measure_links(job: Job | DecoderJob) -> dict[str, TransportHandling]:
     """Return what each transport costs a stage on this device."""
-    quota = _Quota.of_this_process()
+    quota = Quota.of_this_process()
     return measure_transports(TRANSPORTS, whole_process=_shares_processor(job, quota), stretch=quota.stretch)
 
 
-def _shares_processor(job: Job, quota: _Quota) -> bool:
+def _shares_processor(job: Job | DecoderJob, quota: Quota) -> bool:
     """Return whether all threads of a rank share the processor that computes.
 
     With one to spare, the threads that move bytes take no time from a stage.
@@ -242,7 +221,7 @@ def _shares_processor(job: Job, quota: _Quota) -> bool:
     return job.device.type != "cpu" or quota.pauses or processors() <= torch.get_num_threads()
 
 
-def _handling(job: Job, quota: _Quota, tokens: int | None, advance: Advance) -> list[Handling]:
+def _handling(job: Job, quota: Quota, tokens: int | None, advance: Advance) -> list[Handling]:
     """Return the costs of links at the cut before each layer, and at the one after the last."""
     advance("measuring the costs of links", 0.0)
     cuts = [job.specs(cut, tokens) for cut in range(job.layers.start, job.layers.stop + 1)]

@@ -29,6 +29,10 @@ collect its results. ``overhead`` are those of any stage besides its layers and 
 ``busy_W`` and ``idle_W`` are the watts of the machine while it computes these layers, and while it
 waits.
 
+Layers of a decoder have ``steps``: what a step costs, in seconds (``profile.step_fit``), the bytes that a
+position takes in the cache, and the ``window``. At the top, there are ``ends`` (embedding and head), the
+``context`` (the longest sequence), and the ``residual`` of the fit.
+
 ``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
 ``busy_W``, ``idle_W``, ``agreement``, ``tokens``, ``feed``, ``collect``, ``overhead`` and ``handling`` at the
 top are this tool's own; a file without them can be read. Other keys are kept. Missing layers are added to a
@@ -43,8 +47,15 @@ from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.yamlfile import Field, read_document, write_document
-from pipeedge.plan.specs import BYTES_PER_MB, TransportHandling
-from pipeedge.profile.results import LayerResult, LengthResult, Measurement, ProfileResults, Shapes
+from pipeedge.plan.specs import BYTES_PER_MB, EndCosts, TransportHandling
+from pipeedge.profile.results import (
+    LayerResult,
+    LayerSteps,
+    LengthResult,
+    Measurement,
+    ProfileResults,
+    Shapes,
+)
 
 __all__ = ["load_results", "save_results"]
 
@@ -74,7 +85,28 @@ _TOP_KEYS = {
     "collect",
     "overhead",
     "handling",
+    "ends",
+    "context",
+    "residual",
 }
+_ENDS_KEYS = {
+    "fixed": ("fixed_s", 1),
+    "start": ("start_s", 1),
+    "row": ("row_s", 1),
+    "feed": ("feed_s", 1),
+    "feed_row": ("feed_row_s", 1),
+    "memory": ("memory_bytes", BYTES_PER_MB),
+}
+"""Field of the costs of a decoder's ends, and its unit in the file, for each key."""
+_STEPS_KEYS = {
+    "fixed": "fixed_s",
+    "start": "start_s",
+    "row": "row_s",
+    "position": "position_s",
+    "chunk_position": "chunk_position_s",
+    "cache_bytes": "cache_bytes",
+}
+"""Field of a layer's costs in a step for each key."""
 _HANDLING_KEYS = {
     "receive": ("receive_s", 1),
     "receive_per_MB": ("receive_s_per_byte", BYTES_PER_MB),
@@ -95,6 +127,7 @@ def load_results(path: Path) -> ProfileResults:
     kernels = document.find("kernels")
     agreement, tokens = document.find("agreement"), document.find("tokens")
     feed, collect, overhead = (document.find(key) for key in ("feed", "collect", "overhead"))
+    ends, context, residual = (document.find(key) for key in ("ends", "context", "residual"))
     handling, watts = document.find("handling"), {key: document.find(key) for key in ("busy_W", "idle_W")}
     try:
         return ProfileResults(
@@ -114,6 +147,9 @@ def load_results(path: Path) -> ProfileResults:
             collect_s=None if collect is None else collect.number(),
             overhead_s=None if overhead is None else overhead.number(),
             handling={} if handling is None else _read_handling(handling),
+            ends=None if ends is None else _read_ends(ends),
+            context=None if context is None else context.whole_number(least=1),
+            residual=None if residual is None else residual.number(),
             extra=_rest(document, _TOP_KEYS),
         )
     except SpecError as error:
@@ -131,10 +167,19 @@ def _read_handling(entry: Field) -> dict[str, TransportHandling]:
     }
 
 
+def _read_ends(entry: Field) -> EndCosts:
+    return EndCosts(**{name: entry.at(key).number() * unit for key, (name, unit) in _ENDS_KEYS.items()})
+
+
+def _read_steps(entry: Field) -> LayerSteps:
+    numbers = {name: entry.at(key).number() for key, name in _STEPS_KEYS.items()}
+    return LayerSteps(**numbers, window=entry.at("window").whole_number())
+
+
 def _read_layer(entry: Field) -> LayerResult:
     lengths, float32 = entry.find("lengths"), entry.find("memory_float32")
-    shared = entry.find("shared_with")
-    known = {"layer", "memory", "memory_float32", "shared_with", "shape_in", "shape_out", "lengths"}
+    shared, steps = entry.find("shared_with"), entry.find("steps")
+    known = {"layer", "memory", "memory_float32", "shared_with", "shape_in", "shape_out", "lengths", "steps"}
     return LayerResult(
         layer=entry.at("layer").whole_number(least=1),
         memory_bytes=entry.at("memory").number() * BYTES_PER_MB,
@@ -142,6 +187,7 @@ def _read_layer(entry: Field) -> LayerResult:
         float32_bytes=None if float32 is None else float32.number() * BYTES_PER_MB,
         shared_with=None if shared is None else shared.whole_number(least=1),
         lengths=() if lengths is None else tuple(_read_length(length) for length in lengths.items()),
+        steps=None if steps is None else _read_steps(steps),
         extra=_rest(entry, known | set(_MEASURED_KEYS)),
     )
 
@@ -192,6 +238,9 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "collect": results.collect_s,
         "overhead": results.overhead_s,
         "handling": _handling(results.handling) or None,
+        "ends": None if results.ends is None else _ends(results.ends),
+        "context": results.context,
+        "residual": results.residual,
     }
     document = {key: value for key, value in top.items() if value is not None}
     write_document(
@@ -207,6 +256,14 @@ def _handling(costs: Mapping[str, TransportHandling]) -> dict[str, dict[str, Any
     }
 
 
+def _ends(ends: EndCosts) -> dict[str, float]:
+    return {key: getattr(ends, name) / unit for key, (name, unit) in _ENDS_KEYS.items()}
+
+
+def _steps(steps: LayerSteps) -> dict[str, float]:
+    return {key: getattr(steps, name) for key, name in _STEPS_KEYS.items()} | {"window": steps.window}
+
+
 def _layer(result: LayerResult) -> dict[str, Any]:
     measured = _measurement(result.measured)
     entry = {
@@ -220,6 +277,8 @@ def _layer(result: LayerResult) -> dict[str, Any]:
         entry["memory_float32"] = result.float32_bytes / BYTES_PER_MB
     if result.shared_with is not None:
         entry["shared_with"] = result.shared_with
+    if result.steps is not None:
+        entry["steps"] = _steps(result.steps)
     if result.lengths:
         entry["lengths"] = [
             {"tokens": length.tokens, **_measurement(length.measured)} for length in result.lengths

@@ -10,10 +10,11 @@ from typing import Any
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.wording import count
-from pipeedge.plan.specs import TransportHandling, short_dtype
+from pipeedge.plan.specs import EndCosts, TransportHandling, short_dtype
 
 __all__ = [
     "LayerResult",
+    "LayerSteps",
     "LengthResult",
     "Measurement",
     "ProfileResults",
@@ -75,6 +76,24 @@ class LengthResult:
 
 
 @dataclass(frozen=True)
+class LayerSteps:
+    """Costs of one layer of a decoder in a step, as in ``plan.specs.StepCosts``."""
+
+    fixed_s: float
+    start_s: float
+    row_s: float
+    position_s: float
+    chunk_position_s: float
+    cache_bytes: float
+    window: int
+    """Positions that a row attends to at most, or 0."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _check_number(f"steps: {name}", value)
+
+
+@dataclass(frozen=True)
 class LayerResult:
     """Results of one layer."""
 
@@ -90,6 +109,8 @@ class LayerResult:
     """Number of the nearest earlier layer with the same weights, or None if they are its own."""
     lengths: tuple[LengthResult, ...] = ()
     """Measurements with sentences of other lengths."""
+    steps: LayerSteps | None = None
+    """Costs in the steps of a decoder, or None for an encoder."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the file that this program does not know."""
 
@@ -146,6 +167,12 @@ class ProfileResults:
     """Seconds that a stage takes for a microbatch besides its layers and links, or None if unknown."""
     handling: Mapping[str, TransportHandling] = field(default_factory=dict)
     """Costs of each transport for a stage; empty if unknown."""
+    ends: EndCosts | None = None
+    """Costs of the ends of a decoder, or None for an encoder."""
+    context: int | None = None
+    """Longest sequence of a decoder in tokens, or None for an encoder."""
+    residual: float | None = None
+    """Largest relative deviation of a measured step of a decoder from what its layers' costs say."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Keys of the file that this program does not know."""
 
@@ -159,6 +186,10 @@ class ProfileResults:
         if numbers and numbers[-1] > self.layers:
             raise SpecError(f"layer {numbers[-1]} is beyond the model's {count(self.layers, 'layer')}")
         for result in self.profile_data:
+            if (result.steps is None) != (self.ends is None):
+                raise SpecError(
+                    f"layer {result.layer}: a decoder has steps in each layer, and ends at the top"
+                )
             other = tuple(length.tokens for length in result.lengths)
             if other and (self.tokens is None or self.tokens in other or len(set(other)) < len(other)):
                 raise SpecError(
@@ -264,6 +295,7 @@ class ProfileResults:
             collect_s=old.collect_s if self.collect_s is None else self.collect_s,
             overhead_s=old.overhead_s if self.overhead_s is None else self.overhead_s,
             handling=self.handling or old.handling,
+            residual=max((x for x in (old.residual, self.residual) if x is not None), default=None),
         )
 
 

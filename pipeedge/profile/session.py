@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -23,8 +24,10 @@ from pipeedge.base.heap import keep_freed_memory, share_one_heap
 from pipeedge.base.machine import available_bytes, resident_bytes
 from pipeedge.base.wording import count
 from pipeedge.data.protected_files import input_paths, model_paths
+from pipeedge.models.decoder import DecoderModel, find_runnable
 from pipeedge.models.dtypes import dtype_name, emulated_here, slow_here
 from pipeedge.observe.energy import open_source
+from pipeedge.profile.decoder_job import DecoderJob, measure_decoder
 from pipeedge.profile.display import conditions_summary, progress_bar, spread_warning, summary
 from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.forecast import duration_text, profile_seconds
@@ -33,7 +36,7 @@ from pipeedge.profile.layer_work import Advance, measure_links, measure_model, t
 from pipeedge.profile.measuring import Pacing
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.products import Products, chosen_figures
-from pipeedge.profile.request import ProfileCommand
+from pipeedge.profile.request import MeasureRequest, ProfileCommand
 from pipeedge.profile.result_files import load_results, save_results
 from pipeedge.profile.results import ProfileResults
 from pipeedge.request.files import InputRequest
@@ -41,6 +44,7 @@ from pipeedge.request.files import InputRequest
 __all__ = ["profile", "use_results"]
 
 Tell = Callable[[str], None]
+AnyJob: TypeAlias = Job | DecoderJob
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     if command.measure is None:
         raise ValueError("nothing to measure")
     jobs = _without_emulated(
-        {command.results_of(job.conditions): job for job in Job.each(command.measure)}, warn
+        {command.results_of(job.conditions): job for job in _jobs(command.measure)}, warn
     )
     products = Products(command.emit, tell, warn)
     checked = _check(jobs, products)
@@ -101,7 +105,13 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     products.write({path: results[path] for path in jobs}, figures, free_bytes, checked.replaced)
 
 
-def _without_emulated(jobs: Mapping[Path, Job], warn: Tell) -> Mapping[Path, Job]:
+def _jobs(request: MeasureRequest) -> Sequence[AnyJob]:
+    """Check a request against its model, and return a job for each of its profiles."""
+    model = find_runnable(request.model.name)
+    return DecoderJob.each(request, model) if isinstance(model, DecoderModel) else Job.each(request)
+
+
+def _without_emulated(jobs: Mapping[Path, AnyJob], warn: Tell) -> Mapping[Path, AnyJob]:
     """Leave out number types that the processor emulates, unless no other is asked for.
 
     What has no profile, no plan with ``--dtype auto`` chooses.
@@ -114,7 +124,7 @@ def _without_emulated(jobs: Mapping[Path, Job], warn: Tell) -> Mapping[Path, Job
     return left
 
 
-def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:
+def _check(jobs: Mapping[Path, AnyJob], products: Products) -> _Checked:
     """Raise now what would otherwise fail after minutes of measuring."""
     job = next(iter(jobs.values()))
     for path in jobs:
@@ -126,7 +136,7 @@ def _check(jobs: Mapping[Path, Job], products: Products) -> _Checked:
             *input_paths(InputRequest(paths=job.request.input)),
         ],
     )
-    if job.request.agreement_items:
+    if job.request.agreement_items and isinstance(job, Job):
         open_compared(job)
     old = {path: load_results(path) for path in jobs if path.exists()}
     expected = {path: each.expected() for path, each in jobs.items()}
@@ -150,27 +160,34 @@ def _joined(
     }
 
 
-def _shares(jobs: Sequence[Job], tell: Tell) -> list[float]:
+def _shares(jobs: Sequence[AnyJob], tell: Tell) -> list[float]:
     """Return the fraction of the time that each job is expected to take, and say how long all will."""
     if len(jobs) < 2:
         return [1.0] * len(jobs)
-    seconds = _expected_seconds(jobs)
+    encoders = [job for job in jobs if isinstance(job, Job)]
+    if not encoders:
+        return [1 / len(jobs)] * len(jobs)
+    seconds = _expected_seconds(encoders)
     tell(f"measuring    {count(len(jobs), 'profile')}, {duration_text(sum(seconds))}")
     return [each / sum(seconds) for each in seconds]
 
 
 def _agreement(
-    jobs: Mapping[Path, Job], finished: Mapping[Path, ProfileResults], tell: Tell
+    jobs: Mapping[Path, AnyJob], finished: Mapping[Path, ProfileResults], tell: Tell
 ) -> Mapping[str, float]:
     """Return the agreement of each number type with float32, as far as it is requested and not known yet."""
-    lacking = [job for path, job in jobs.items() if path not in finished or finished[path].agreement is None]
+    lacking = [
+        job
+        for path, job in jobs.items()
+        if isinstance(job, Job) and (path not in finished or finished[path].agreement is None)
+    ]
     if all(job.dtype is torch.float32 for job in lacking):
         return {}
     return measure_agreement(lacking, tell)
 
 
 def _with_agreement(
-    jobs: Mapping[Path, Job], finished: Mapping[Path, ProfileResults], agreement: Mapping[str, float]
+    jobs: Mapping[Path, AnyJob], finished: Mapping[Path, ProfileResults], agreement: Mapping[str, float]
 ) -> dict[Path, ProfileResults]:
     """Return the finished results, and save those to which agreement is added."""
     results = dict(finished)
@@ -183,7 +200,7 @@ def _with_agreement(
 
 
 def _measure(
-    jobs: Mapping[Path, Job], shares: Sequence[float], finish: Callable[[Path, ProfileResults], None]
+    jobs: Mapping[Path, AnyJob], shares: Sequence[float], finish: Callable[[Path, ProfileResults], None]
 ) -> None:
     """Measure all jobs, and call ``finish`` with the results of each as soon as they are known."""
     if not jobs:
@@ -197,7 +214,11 @@ def _measure(
             for number, (path, job) in enumerate(jobs.items()):
                 what = f"{number + 1} of {len(jobs)}: " if len(jobs) > 1 else ""
                 part = _part_of(advance, what, sum(shares[:number]), shares[number])
-                finish(path, replace(measure_model(job, handling, part, power), idle_w=idle_w))
+                if isinstance(job, Job):
+                    results = measure_model(job, handling, part, power)
+                else:
+                    results = measure_decoder(job, handling, part, power)
+                finish(path, replace(results, idle_w=idle_w))
     finally:
         power.close()
 
@@ -216,7 +237,7 @@ def _part_of(advance: Advance, before: str, start: float, share: float) -> Advan
 
 
 def _report(
-    jobs: Mapping[Path, Job],
+    jobs: Mapping[Path, AnyJob],
     measured: Mapping[Path, ProfileResults],
     *,
     several: bool,

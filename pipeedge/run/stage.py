@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pipeedge.base.errors import PeerFailedError, RequestError
@@ -64,8 +66,12 @@ class StepStage:
         self.latest_kind = 0
         """1 if the latest step had rows of prompts, whose values differ from those of decoding, else 0."""
 
-    def __call__(self, packet: Packet) -> Packet:
+    def __call__(self, packet: Packet, seconds: npt.NDArray[np.float64] | None = None) -> Packet:
         """Compute this stage's layers for the rows of a step.
+
+        Args:
+            packet: The step.
+            seconds: Array of a number for each layer, which gets its time; or None.
 
         Raises:
             PeerFailedError: The step is malformed.
@@ -77,7 +83,7 @@ class StepStage:
         except PeerFailedError as error:
             raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
         self.latest_kind = int(packet.items > len(rows))
-        outputs = self._stage.step(rows, inputs)
+        outputs = self._stage.step(rows, inputs, seconds=seconds)
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
 

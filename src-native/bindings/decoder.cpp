@@ -165,7 +165,7 @@ class Stage {
   }
 
   void step(const std::vector<Rows>& sequences, const std::vector<py::array>& inputs, std::vector<py::array> outputs,
-            py::ssize_t threads, const std::optional<std::string>& name) {
+            py::ssize_t threads, const std::optional<std::string>& name, std::optional<py::array> seconds) {
     std::vector<decoder::Sequence> own;
     std::size_t rows = 0;
     for (const Rows& one : sequences) {
@@ -187,9 +187,14 @@ class Stage {
     if (outputs.size() > 1) out.second = room_in(outputs[1], "the second output", stream, rows * hidden);
     const decoder::Variant& variant = variant_of(name);
     const std::size_t count = positive(threads, "threads");
+    double* layer_s = nullptr;
+    if (seconds) {
+      require<double>(*seconds, "seconds", "float64", end - first, true);
+      layer_s = static_cast<double*>(seconds->mutable_data());
+    }
     py::gil_scoped_release unlocked;
     const std::lock_guard<std::mutex> alone(mutex_);
-    stage_.step(variant, own, in, out, count);
+    stage_.step(variant, own, in, out, count, layer_s);
   }
 
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
@@ -342,7 +347,7 @@ void bind_decoder(py::module_& module) {
       .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
            py::arg("threads") = 1)
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
-           py::arg("threads"), py::arg("variant") = py::none())
+           py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none())
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
       .def_property_readonly("weight_bytes", &Stage::weight_bytes);
   py::class_<Head>(module, "DecoderHead", "Last norm and head of a decoder.")

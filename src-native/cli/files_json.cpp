@@ -82,6 +82,8 @@ void write_model(JsonWriter& json, const yaml::ModelSpec& spec) {
     for (const auto& [bits, agreement] : spec.agreement_at_bits) json.key(std::to_string(bits)).numbers(agreement);
     json.close('}');
   }
+  if (spec.context > 0) json.key("context").value(spec.context);
+  write_numbers(json, "windows", spec.windows);
   write_other(json, spec.other);
   json.close('}');
 }
@@ -107,6 +109,26 @@ void write_handling(JsonWriter& json, const yaml::Handling& handling) {
   json.close('}');
 }
 
+void write_steps(JsonWriter& json, const yaml::StepCosts& steps) {
+  json.key("steps").open('{');
+  json.key("fixed_s").numbers(steps.fixed_s);
+  json.key("start_s").numbers(steps.start_s);
+  json.key("row_s").numbers(steps.row_s);
+  json.key("position_s").numbers(steps.position_s);
+  json.key("chunk_position_s").numbers(steps.chunk_position_s);
+  json.key("cache_bytes").numbers(steps.cache_bytes);
+  json.key("ends").open('{');
+  json.key("fixed_s").value(steps.ends.fixed_s);
+  json.key("start_s").value(steps.ends.start_s);
+  json.key("row_s").value(steps.ends.row_s);
+  json.key("feed_s").value(steps.ends.feed_s);
+  json.key("feed_row_s").value(steps.ends.feed_row_s);
+  json.key("memory_bytes").value(steps.ends.mem_bytes);
+  json.close('}');
+  write_number(json, "residual", steps.residual);
+  json.close('}');
+}
+
 void write_profile(JsonWriter& json, const yaml::Profile& profile) {
   json.open('{');
   json.key("batch_size").value(profile.batch_size);
@@ -129,6 +151,7 @@ void write_profile(JsonWriter& json, const yaml::Profile& profile) {
     }
     json.close('}');
   }
+  if (profile.steps) write_steps(json, *profile.steps);
   if (!profile.lengths.empty()) {
     json.key("lengths").open('[');
     for (const yaml::Profile& other : profile.lengths) {

@@ -1,6 +1,7 @@
 #include "stage.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -474,7 +475,7 @@ void Stage::mlp_in(Work& work, std::size_t thread, const Block& block) {
 }
 
 void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-                 std::size_t threads) {
+                 std::size_t threads, double* seconds) {
   Work work(variant, sequences);
   if (work.rows == 0) return;
   const Settings& all = settings_;
@@ -495,7 +496,10 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
   std::vector<float>& first = first_ % kLayers == 1 ? context_ : first_ % kLayers == 3 ? inner_ : hidden_;
   read_rows(all.stream, in.first, rows * width_after(first_), first.data());
   if (has_skip_after(first_)) read_rows(all.stream, in.second, rows * all.hidden, hidden_.data());
+  using Clock = std::chrono::steady_clock;
   work.team.run(threads, [&](std::size_t thread) {
+    const bool times = seconds != nullptr && thread == 0;
+    Clock::time_point before = times ? Clock::now() : Clock::time_point();
     for (std::size_t layer = first_; layer < end_; ++layer) {
       Block& block = blocks_[layer / kLayers];
       switch (layer % kLayers) {
@@ -504,6 +508,10 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
         case 2: mlp_in(work, thread, block); break;
         default: project(work, thread, block.down, block.down_bias, block.mlp_end, inner_, all.inner); break;
       }
+      if (!times) continue;
+      const Clock::time_point now = Clock::now();
+      seconds[layer - first_] = std::chrono::duration<double>(now - before).count();
+      before = now;
     }
   });
   const std::vector<float>& last = end_ % kLayers == 1 ? context_ : end_ % kLayers == 3 ? inner_ : hidden_;

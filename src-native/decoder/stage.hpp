@@ -118,9 +118,9 @@ class Stage {
   Block& block(std::size_t number);
   std::size_t blocks() const { return blocks_.size(); }
 
-  /// Executes a step. Pages and positions must have been checked.
+  /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer.
   void step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-            std::size_t threads);
+            std::size_t threads, double* seconds = nullptr);
 
  private:
   struct Work;

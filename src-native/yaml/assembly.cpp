@@ -225,7 +225,7 @@ class Assembler {
       for (const Profile& profile : *found) there.insert(printable(short_dtype(profile.dtype)));
     }
     throw SpecError("unknown dtype " + printable(name) +
-                    "; known: float32, float16, bfloat16, int8 (also as torch.float32 ...); " + types_name_ +
+                    "; known: float32, float16, bfloat16, int8, int4 (also as torch.float32 ...); " + types_name_ +
                     " has for this model: " + listing({there.begin(), there.end()}));
   }
 

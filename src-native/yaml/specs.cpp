@@ -104,6 +104,17 @@ ModelSpec model_from(const std::string& name, const View& view) {
     }
     known.insert({"tokens", "parameters_in_per_token", "parameters_out_per_token"});
   }
+  if (const auto context = view.find("context")) {
+    spec.context = context->whole_number(1);
+    known.insert("context");
+    if (const auto windows = view.find("windows")) {
+      spec.windows = windows->whole_numbers();
+      known.insert("windows");
+      if (spec.windows.size() != count) {
+        windows->fail("has " + plural(spec.windows.size(), "value") + " for " + layers_text(layers));
+      }
+    }
+  }
   spec.other = others(view, known);
   return spec;
 }
@@ -171,6 +182,33 @@ Handling handling_from(const View& view) {
   return handling;
 }
 
+StepCosts steps_from(const View& view, std::size_t layers) {
+  StepCosts steps;
+  const auto list = [&](const char* key) {
+    const View found = view.at(key);
+    std::vector<double> values = found.numbers();
+    if (values.size() != layers) {
+      found.fail("has " + plural(values.size(), "value") + ", time_s has " + std::to_string(layers));
+    }
+    return values;
+  };
+  steps.fixed_s = list("fixed_s");
+  steps.start_s = list("start_s");
+  steps.row_s = list("row_s");
+  steps.position_s = list("position_s");
+  steps.chunk_position_s = list("chunk_position_s");
+  steps.cache_bytes = list("cache_bytes");
+  const View ends = view.at("ends");
+  steps.ends.fixed_s = ends.at("fixed_s").number();
+  steps.ends.start_s = ends.at("start_s").number();
+  steps.ends.row_s = ends.at("row_s").number();
+  steps.ends.feed_s = ends.at("feed_s").number();
+  steps.ends.feed_row_s = ends.at("feed_row_s").number();
+  steps.ends.mem_bytes = ends.at("mem_MB").number() * kBytesPerMB;
+  steps.residual = seconds_of(view, "residual");
+  return steps;
+}
+
 // Reads keys that other tools may have used for something else, which then remain among the other keys.
 void read_notes(const View& view, Profile& profile, std::set<std::string_view>& known) {
   const auto number = [&](const char* key, double unit) {
@@ -220,6 +258,10 @@ Profile profile_from(const View& view) {
   if (const auto lengths = view.find("lengths")) read_lengths(*lengths, profile);
   std::set<std::string_view> known = kLengthKeys;
   known.insert({"batch_size", "dtype", "weights_MB", "feed_s", "collect_s", "overhead_s", "handling", "lengths"});
+  if (const auto steps = view.find("steps")) {
+    profile.steps = steps_from(*steps, profile.time_s.size());
+    known.insert("steps");
+  }
   read_notes(view, profile, known);
   profile.other = others(view, known);
   return profile;

@@ -2,12 +2,14 @@
 //
 //   models.yml            model -> layers, mem_MB, parameters_in, parameters_out; for text optionally tokens,
 //                                  parameters_in_per_token, parameters_out_per_token; optionally shared_with,
-//                                  agreement_at_bits: bits -> [of each cut]
+//                                  agreement_at_bits: bits -> [of each cut]; for decoders context, optionally windows
 //   device_types.yml      type  -> bw_Mbps, mem_MB, model_profiles: model -> [batch_size, dtype, time_s,
 //                                  spread_s, receive_s, send_s, activations_MB, weights_MB, feed_s, collect_s, overhead_s,
 //                                  agreement, process_MB, busy_W, threads, kernels, handling: transport -> receive_s,
 //                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
-//                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths
+//                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths; for
+//                                  decoders steps: fixed_s, start_s, row_s, position_s, chunk_position_s, cache_bytes,
+//                                  ends: fixed_s, start_s, row_s, feed_s, feed_row_s, mem_MB
 //                         type  -> busy_W, idle_W                        (optional)
 //   devices.yml           type  -> [host]
 //   device_neighbors.yml  host  -> neighbour -> bw_Mbps, latency_s           (optional)
@@ -47,6 +49,10 @@ struct ModelSpec {
   // If given: for bits per value, the part of the answers that stay the same if the cut after each layer but the
   // last sends so many.
   std::map<int, std::vector<double>> agreement_at_bits;
+  // For decoders: the longest sequence, 0 for encoders, and by layer the positions that a row attends to at most, or 0;
+  // empty without windows.
+  double context = 0;
+  std::vector<double> windows;
   OtherKeys other;
 };
 
@@ -57,6 +63,20 @@ struct Handling {
   double send_s = 0;
   double send_s_per_byte = 0;
   OtherKeys other;
+};
+
+// What the steps of a decoder cost: of a layer max(fixed_s, start_s + rows * row_s), and for each position that a row
+// attends to position_s, or chunk_position_s where the rows are of one sequence. One number for each layer.
+struct StepCosts {
+  std::vector<double> fixed_s, start_s, row_s, position_s, chunk_position_s;
+  std::vector<double> cache_bytes;  // for each position of a sequence
+  // Of the ends, on the data rank: max(fixed_s, start_s + rows * row_s) for the rows that decide a token, and
+  // feed_s + rows * feed_row_s for all rows.
+  struct Ends {
+    double fixed_s = 0, start_s = 0, row_s = 0, feed_s = 0, feed_row_s = 0;
+    double mem_bytes = 0;
+  } ends;
+  std::optional<double> residual;  // largest relative deviation of a measured step
 };
 
 struct Profile {
@@ -80,6 +100,7 @@ struct Profile {
   std::string kernels;                       // with which it was profiled; empty: unknown
   double tokens = 0;                         // sentence length; 0 if unknown or not text
   std::map<std::string, Handling> handling;  // by transport; empty if the profile does not have it
+  std::optional<StepCosts> steps;            // of a decoder
   std::vector<Profile> lengths;              // profiles of other lengths, with the lists and `tokens` only
   OtherKeys other;
 };

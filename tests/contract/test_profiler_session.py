@@ -24,6 +24,8 @@ from waiting import LIMIT_S
 from pipeedge.base.errors import EXIT_REQUEST, PipeEdgeError, SpecError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import PAGE
 from pipeedge.observe.energy import Source
 from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import TransportHandling
@@ -39,6 +41,7 @@ from pipeedge.profile.synthetic import synthesize
 MIB = 2**20
 
 DIGITS = ("-m", "vit-digits", "-i", "2")
+PUZZLES = ("-m", "llama-puzzles", "-i", "2")
 
 
 # --- the whole program ------------------------------------------------------------------------------
@@ -325,9 +328,36 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
     assert (after.tokens, after.elements_out) == (16, before.elements_out)
 
 
+def test_a_decoder_is_measured_in_steps(here: Path) -> None:
+    lines = profiled(*PUZZLES, "--dtype", "float32,int8", "-dt", "one", "--bw-Mbps", "940", "--mem-MB", "100")
+    assert any(line.startswith("fit ") for line in lines)
+    model = spec_files.load_models(here / "models.yml")["llama-puzzles"]
+    assert (model.layers, model.context, model.elements_out[:4]) == (16, 256, (192, 96, 384, 96))
+    decoder = find_decoder("llama-puzzles")
+    exact, small = spec_files.load_device_types(here / "device_types.yml")["one"].profiles["llama-puzzles"]
+    for profile, dtype in ((exact, torch.float32), (small, torch.int8)):
+        steps = profile.steps
+        assert steps is not None
+        assert steps.residual is not None
+        full, _ = decoder.page_bytes(LayerRange(0, 16), dtype)
+        assert sum(steps.cache_bytes) * PAGE == full
+        assert sum(profile.weights_of(model)) == pytest.approx(decoder.weight_bytes(LayerRange(0, 16), dtype))
+        # Blocks that differ in nothing but their weights have the same costs.
+        assert steps.fixed_s[:4] == steps.fixed_s[4:8]
+        assert profile.time_s == tuple(
+            map(max, steps.fixed_s, map(sum, zip(steps.start_s, steps.row_s, strict=True)))
+        )
+        assert steps.ends.memory_bytes == decoder.end_bytes(dtype)
+    assert load_results(here / "profiler_results-1-int8.yml").missing == ()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ((*PUZZLES, "-b", "4"), "-b/--batch-size: llama-puzzles generates text"),
+        ((*PUZZLES, "-l", "2"), "-l/--layer-start: llama-puzzles generates text"),
+        ((*PUZZLES, "--tokens", "8"), "--tokens: llama-puzzles generates text"),
+        ((*PUZZLES, "--dtype", "float16"), "models that generate text have float32, bfloat16, int8, int4"),
         (("-m", "vit-digit"), "did you mean vit-digits"),
         ((*DIGITS, "-i", "0"), "-i/--iterations 0"),
         ((*DIGITS, "-b", "0"), "-b/--batch-size 0"),

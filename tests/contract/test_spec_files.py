@@ -21,10 +21,12 @@ from pipeedge.base.errors import PipeEdgeError, SpecError
 from pipeedge.plan import spec_files, spec_writing
 from pipeedge.plan.specs import (
     DeviceType,
+    EndCosts,
     LengthProfile,
     ModelProfile,
     ModelSpec,
     NeighborLink,
+    StepCosts,
     TransportHandling,
 )
 
@@ -58,7 +60,24 @@ def model_specs(draw: st.DrawFn) -> ModelSpec:
         elements_out=tuple(draw(st.lists(counts, min_size=layers, max_size=layers))),
         shared_with=tuple(shared),
         agreement_at_bits=draw(agreements(layers)),
+        **draw(contexts(layers)),
         extra=draw(extras),
+    )
+
+
+@st.composite
+def contexts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Return what a model has that generates text, or nothing."""
+    if not draw(st.booleans()):
+        return {}
+    windows = st.lists(st.integers(0, 4096), min_size=layers, max_size=layers).map(tuple)
+    return {"context": draw(st.integers(1, 10**6)), "windows": draw(windows | st.just(()))}
+
+
+def steps(layers: int) -> st.SearchStrategy[StepCosts]:
+    ends = st.builds(EndCosts, *(st.floats(0, 1e6) for _ in range(5)), memory_bytes=amounts)
+    return st.builds(
+        StepCosts, *(lists(layers) for _ in range(6)), ends=ends, residual=st.none() | st.floats(0, 1)
     )
 
 
@@ -116,6 +135,7 @@ def device_types(draw: st.DrawFn) -> DeviceType:
             threads=st.none() | st.integers(1, 64),
             kernels=st.sampled_from([None, "onednn", "torch", "emulated"]),
             handling=st.dictionaries(names, handling, max_size=2),
+            steps=st.none() | steps(layers),
         )
     )
     listed = st.lists(profiles, max_size=2, unique_by=lambda p: (p.batch_size, p.dtype)).map(tuple)

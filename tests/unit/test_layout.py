@@ -65,9 +65,9 @@ run        activity worker stage ledger progress held_out feed_collect step_queu
            linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
-profile    request options results result_files handling network measuring forecast emitting
-           plotting data_work transport_costs rehearsal converting products synthetic display job
-           power layer_work dtype_agreement sensitivity session main
+profile    request options results result_files step_fit quota handling network measuring forecast
+           emitting plotting data_work transport_costs rehearsal converting products synthetic
+           display job power decoder_job layer_work dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering generating pipeline
 train      batchlinear checkpoint dropout sends orders recording request report networks
@@ -137,6 +137,7 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
+    "profile.step_fit",
     "plan.costs",
     "plan.conditions",
     "plan.change_detection",

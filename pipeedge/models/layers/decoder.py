@@ -247,6 +247,7 @@ class DecoderStage:
         *,
         threads: int | None = None,
         variant: str | None = None,
+        seconds: npt.NDArray[np.float64] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Execute a step: write the cache, and return the payload of the cut after the stage.
 
@@ -257,6 +258,7 @@ class DecoderStage:
             inputs: Payload of the cut before the stage, as ``step_shapes`` lists it, contiguous.
             threads: Number of threads, or None for torch's.
             variant: One of ``native.decoder_variants``, or None for the best.
+            seconds: Array of a number for each layer, which gets its time; or None.
 
         Raises:
             ValueError: Payload, pages or positions do not fit the stage.
@@ -277,6 +279,7 @@ class DecoderStage:
             [as_array(tensor) for tensor in outputs],
             threads=torch.get_num_threads() if threads is None else threads,
             variant=variant,
+            seconds=seconds,
         )
         return outputs
 

@@ -1,0 +1,459 @@
+"""Measure a decoder: what the steps of its layers cost, and the work of the data rank.
+
+    rows 1, 2, 4, 8, 16 of different sequences  x  contexts, short to long ┐
+    chunks of prompts of 16, 64, 256            x  the same                ┴─> times of all layers ─> fit
+    head, choice of tokens, embedding           x  rows 1, 2, 4, 8, 16     ──> fit
+
+The whole step is timed as a rank executes it, and native code reads the clock where one layer ends and the
+next begins. Blocks with the same window and rotation take the same time, so of a large model only as many are
+loaded as do not fit into the caches of a processor.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeedge.base.errors import ModelError, RequestError, WeightsError
+from pipeedge.base.machine import available_bytes
+from pipeedge.base.schedule import LayerRange
+from pipeedge.data.prompts import read_generation_defaults
+from pipeedge.decoding.pages import pages_of, window_pages_of
+from pipeedge.decoding.sampler import Sampler
+from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.steps import DecodingStep, StepPart
+from pipeedge.models.architecture import LAYERS_PER_BLOCK
+from pipeedge.models.decoder import DecoderModel, check_decoder_dtype
+from pipeedge.models.decoder_ends import DecoderEnds
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.layers.decoder import PAGE, DecoderStage, StepRows
+from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
+from pipeedge.models.weights.files import WeightsFile
+from pipeedge.plan.specs import EndCosts, TransportHandling
+from pipeedge.profile.handling import distinct, measure_handling
+from pipeedge.profile.job import SEED
+from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS
+from pipeedge.profile.power import PowerMeter
+from pipeedge.profile.quota import Quota
+from pipeedge.profile.request import MeasureRequest, ProfileConditions
+from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
+from pipeedge.profile.step_fit import StepPoint, fit_rows, fit_steps, step_seconds
+from pipeedge.run.stage import StepStage
+from pipeedge.run.step_queue import StepGroup
+from pipeedge.transport.base import Packet
+
+__all__ = ["DecoderJob", "measure_decoder"]
+
+_ROWS = (1, 2, 4, 8, 16)
+"""Rows of the steps to measure, each of another sequence."""
+_CHUNKS = (16, 64, 256)
+"""Rows of the chunks of prompts to measure."""
+_LONG = 1024
+"""Longest context to measure in tokens, if the model and the memory have room for it."""
+_ENOUGH_BYTES = 256 << 20
+"""Weights of the blocks to measure: more than the caches of a processor hold."""
+_CACHE_PART = 0.25
+"""Part of the free memory that the cache to measure with may take."""
+
+Advance = Callable[[str, float], None]
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DecoderJob:
+    """A profile of a decoder to measure, of a request that has passed its checks."""
+
+    request: MeasureRequest
+    conditions: ProfileConditions
+    model: DecoderModel
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    kernels: None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of the weights."""
+        return find_dtype(self.conditions.dtype)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows of the step that ``time_s`` is of."""
+        return 1
+
+    @property
+    def layers(self) -> LayerRange:
+        """All layers."""
+        return LayerRange(0, self.model.n_layers)
+
+    @classmethod
+    def each(cls, request: MeasureRequest, model: DecoderModel) -> tuple[DecoderJob, ...]:
+        """Check a request against a decoder, and return a job for each number type.
+
+        Raises:
+            RequestError: It has an option that decoders do not have.
+        """
+        standard = MeasureRequest(model=request.model)
+        options = {
+            "-l/--layer-start": request.first == standard.first,
+            "-L/--layer-end": request.last is None,
+            "-s/--shape-input": not request.shapes,
+            "--tokens": not request.tokens,
+            "-b/--batch-size": request.batch_sizes in (standard.batch_sizes, (1,)),
+            "--agreement": not request.agreement_items,
+            f"-d/--device {request.model.device}": request.model.device == "cpu",
+            f"--kernels {request.model.kernels}": request.model.kernels == "auto",
+        }
+        for option, standard_value in options.items():
+            if not standard_value:
+                raise RequestError(
+                    f"{option}: {model.name} generates text: all of its layers are measured, on a processor, "
+                    "in steps of 1 to 256 rows (docs/profiler.md)"
+                )
+        for dtype in request.dtypes:
+            check_decoder_dtype(find_dtype(dtype))
+        return tuple(cls(request, ProfileConditions(1, dtype), model) for dtype in request.dtypes)
+
+    def weights(self) -> WeightsFile | None:
+        """Return random weights if the request asks for them; None for the model's own."""
+        return self.model.random_weights(SEED) if self.request.random_weights else None
+
+    def measured_layers(self) -> LayerRange:
+        """Return the layers to load: some of each kind, and more than fit into caches."""
+        kinds = self.model.block_kinds
+        enough = 1 + max(kinds.index(kind) for kind in set(kinds))
+        if not self.request.by_block:
+            size = self.model.weight_bytes(LayerRange(0, LAYERS_PER_BLOCK), self.dtype)
+            enough = max(enough, -(-_ENOUGH_BYTES // max(size, 1)))
+        return LayerRange(0, LAYERS_PER_BLOCK * min(enough, len(kinds)))
+
+    def expected(self) -> ProfileResults:
+        """Return the results to expect, without times."""
+        nothing = np.zeros(self.model.n_layers)
+        return self.results(
+            nothing,
+            {kind: np.zeros((LAYERS_PER_BLOCK, 5)) for kind in self.model.block_kinds},
+            _no_ends(self),
+        )
+
+    def results(
+        self,
+        spread_s: Seconds,
+        numbers: Mapping[tuple[int, int], Seconds],
+        ends: EndCosts,
+        handling: Sequence[tuple[float, float]] = (),
+    ) -> ProfileResults:
+        """Return the results that measurements make.
+
+        Args:
+            spread_s: Distance of the quartiles of a step of one row, by layer.
+            numbers: What ``step_fit`` finds for the four layers of each kind of block.
+            ends: Costs of the ends.
+            handling: Seconds to receive and to send a step of one row at each cut, from 0.
+        """
+        reduced = self.dtype is not torch.float32
+        layers = []
+        for layer in range(self.model.n_layers):
+            block, part = divmod(layer, LAYERS_PER_BLOCK)
+            kind = self.model.block_kinds[block]
+            found = [float(number) for number in numbers[kind][part]]
+            own = LayerRange(layer, layer + 1)
+            full, windowed = self.model.page_bytes(own, self.dtype)
+            time_s = max(found[0], found[1] + found[2])
+            layers.append(
+                LayerResult(
+                    layer=layer + 1,
+                    memory_bytes=self.model.weight_bytes(own, self.dtype),
+                    measured=Measurement(
+                        shape_in=self._shapes(layer),
+                        shape_out=self._shapes(layer + 1),
+                        time_s=time_s,
+                        time_spread_s=float(spread_s[layer]),
+                        receive_s=handling[layer][0] if handling else None,
+                        send_s=handling[layer + 1][1] if handling else None,
+                    ),
+                    float32_bytes=self.model.weight_bytes(own, torch.float32) if reduced else None,
+                    steps=LayerSteps(
+                        found[0],
+                        found[1],
+                        found[2],
+                        found[3],
+                        found[4],
+                        cache_bytes=(full + windowed) / PAGE,
+                        window=kind[0],
+                    ),
+                )
+            )
+        return ProfileResults(
+            model_name=self.model.name,
+            dtype=str(self.dtype)
+            if self.dtype.is_floating_point or self.dtype is torch.int8
+            else "torch.int4",
+            batch_size=self.batch_size,
+            layers=self.model.n_layers,
+            profile_data=tuple(layers),
+            device="cpu",
+            threads=torch.get_num_threads(),
+            ends=ends,
+            context=self.model.max_tokens,
+        )
+
+    def _shapes(self, cut: int) -> tuple[tuple[int, ...], ...]:
+        specs = self.model.step_specs(cut, 1, 0, self.dtype)
+        return tuple(spec.shape[1:] for spec in specs if spec.dtype.is_floating_point)
+
+
+def _no_ends(job: DecoderJob) -> EndCosts:
+    return EndCosts(0.0, 0.0, 0.0, 0.0, 0.0, job.model.end_bytes(job.dtype))
+
+
+def measure_decoder(
+    job: DecoderJob, handling: Mapping[str, TransportHandling], advance: Advance, power: PowerMeter
+) -> ProfileResults:
+    """Return the measurements of a decoder, with the power of its steps.
+
+    Args:
+        job: What to measure.
+        handling: What each transport costs by itself.
+        advance: Shows the progress.
+        power: Measures the power.
+    """
+    quota = Quota.of_this_process()
+    advance("loading", 0.0)
+    try:
+        weights = job.weights()
+        steps = _Steps.load(job, weights)
+        ends = job.model.ends(job.dtype, weights=weights or job.request.model.weights)
+    except WeightsError as error:
+        raise WeightsError(f"{error}; times do not depend on real weights: use --random-weights") from error
+    with power.computing():
+        timed = steps.measure(job.request.iterations, lambda part: advance("timing steps", part), power)
+    numbers, residual = steps.fit(timed, quota)
+    end_costs = _measure_ends(job, ends)
+    crossing = [job.model.step_specs(cut, 1, 8, job.dtype) for cut in range(job.model.n_layers + 1)]
+    measure = measure_handling
+    if quota.pauses:
+        measure = functools.partial(measure, clock=time.thread_time, stretch=quota.stretch)
+    costs = {specs: measure(specs, job.device) for specs in distinct(crossing)}
+    both = [(costs[specs].receive_s, costs[specs].send_s) for specs in crossing]
+    found = job.results(steps.spread(timed), numbers, end_costs, both)
+    return replace(
+        found,
+        residual=residual,
+        overhead_s=steps.overhead_s(timed, quota),
+        handling=handling,
+        busy_w=power.take_watts(),
+    )
+
+
+@dataclass
+class _Timed:
+    """Readings of one kind of step."""
+
+    layers: list[Seconds] = field(default_factory=list)
+    """Seconds of each layer, in each repetition."""
+    whole_s: list[float] = field(default_factory=list)
+    """Seconds of the whole step, with what a rank does besides."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """A stage of a decoder, and steps to execute on it."""
+
+    job: DecoderJob
+    stage: DecoderStage
+    points: tuple[StepPoint, ...]
+    bounds: StepBounds
+
+    @classmethod
+    def load(cls, job: DecoderJob, weights: WeightsFile | None) -> _Steps:
+        """Load the layers to measure, with a cache for all steps."""
+        model, layers = job.model, job.measured_layers()
+        longest = min(_LONG, model.max_tokens)
+        page = sum(model.page_bytes(layers, job.dtype))
+        most = max(_ROWS[-1], int(_CACHE_PART * available_bytes()) // max(page, 1) // _ROWS[-1]) * PAGE
+        longest = min(longest, most)
+        each = pages_of(longest, PAGE)
+        window_pages = window_pages_of(model.window, PAGE) if model.window else 0
+        pages = _ROWS[-1] * each if model.attends_to_all else 0
+        bounds = StepBounds(
+            longest, max(_ROWS[-1], min(_CHUNKS[-1], longest)), _ROWS[-1], pages, _ROWS[-1] * window_pages
+        )
+        stage = model.stage(
+            layers,
+            job.dtype,
+            pages=bounds.pages,
+            window_pages=bounds.window_pages,
+            weights=weights or job.request.model.weights,
+        )
+        contexts = sorted({0, longest // 4, longest - 1})
+        points = [StepPoint(rows, 1, position) for rows in _ROWS for position in contexts]
+        chunks = {min(rows, longest) for rows in _CHUNKS}
+        points += [
+            StepPoint(1, rows, position)
+            for rows in sorted(chunks)
+            for position in sorted({0, longest - rows})
+            if rows > 1
+        ]
+        return cls(job, stage, tuple(points), bounds)
+
+    def measure(
+        self, repetitions: int | None, progress: Callable[[float], None], power: PowerMeter
+    ) -> list[_Timed]:
+        """Execute all steps in turn, several times, so that a drift of the machine affects all alike."""
+        timed = [_Timed() for _ in self.points]
+        run = StepStage(self.stage, self.bounds, 0, is_last=True)
+        packets = [self._packet(point) for point in self.points]
+        seconds = np.zeros(len(self.stage.layers))
+        began, done = time.perf_counter(), 0
+        while not _enough(done, time.perf_counter() - began, repetitions):
+            for one, packet in zip(timed, packets, strict=True):
+                payload = tuple(tensor.clone() for tensor in packet.payload)
+                start = time.perf_counter()
+                run(Packet(packet.number, packet.items, payload), seconds)
+                whole_s = time.perf_counter() - start
+                if done:  # the first round warms up
+                    one.layers.append(seconds.copy())
+                    one.whole_s.append(whole_s)
+            done += 1
+            power.sample()
+            progress(min(1.0, done / (repetitions or MOST_REPETITIONS)))
+        return timed
+
+    def _packet(self, point: StepPoint) -> Packet:
+        """Return a step with random hidden states."""
+        generator = torch.Generator().manual_seed(SEED)
+        hidden, _ = self.job.model.step_specs(0, point.all_rows, 0, self.job.dtype)
+        rows = [self._rows(number, point) for number in range(point.sequences)]
+        pages = sum(len(one.pages) + len(one.window_pages) for one in rows)
+        packed = torch.empty(packed_length(len(rows), pages), dtype=torch.int32)
+        pack_rows(rows, packed)
+        values = torch.randn(hidden.shape, generator=generator).to(hidden.dtype)
+        return Packet(0, point.all_rows, (values, packed))
+
+    def _rows(self, number: int, point: StepPoint) -> StepRows:
+        """Return the rows of one sequence, whose pages no other sequence has."""
+        needed = pages_of(point.position + point.rows, PAGE)
+        each = self.bounds.pages // self.bounds.sequences
+        windowed = self.bounds.window_pages // self.bounds.sequences
+        own = np.arange(needed, dtype=np.int32)
+        return StepRows(
+            point.position,
+            point.rows,
+            number * each + own if each else own[:0],
+            number * windowed + own % windowed if windowed else own[:0],
+        )
+
+    def _typical(self, one: _Timed, quota: Quota) -> Seconds:
+        """Return the typical time of each layer of a step; together, they are that of the whole step.
+
+        A process that pauses does so in some layer or other: the mean of whole steps has the pauses.
+        """
+        layers = np.array(one.layers)
+        medians = np.median(layers, axis=0)
+        whole = layers.sum(axis=1)
+        typical = float(whole.mean() if quota.pauses else np.median(whole))
+        return np.asarray(medians * (typical / medians.sum()))
+
+    def fit(self, timed: Sequence[_Timed], quota: Quota) -> tuple[dict[tuple[int, int], Seconds], float]:
+        """Return the numbers of the layers of each kind of block, and the largest deviation of a step."""
+        kinds = self.job.model.block_kinds[: len(self.stage.layers) // LAYERS_PER_BLOCK]
+        typical = np.array([self._typical(one, quota) for one in timed])
+        blocks = typical.reshape(len(timed), len(kinds), LAYERS_PER_BLOCK)
+        numbers, fitted = {}, np.zeros(len(timed))
+        for kind in dict.fromkeys(kinds):
+            same = [block for block, one in enumerate(kinds) if one == kind]
+            parts = []
+            for part in range(LAYERS_PER_BLOCK):
+                # Only the first layer of a block attends.
+                window = kind[0]
+                times = blocks[:, same, part].mean(axis=1)
+                if part == 0:
+                    found = fit_steps(self.points, times, window)
+                else:
+                    rows = [point.all_rows for point in self.points]
+                    found = np.concatenate([fit_rows(rows, times), np.zeros(2)])
+                fitted += len(same) * step_seconds(self.points, found, window)
+                parts.append(found)
+            numbers[kind] = np.array(parts)
+        return numbers, float(np.max(np.abs(fitted / typical.sum(axis=1) - 1)))
+
+    def spread(self, timed: Sequence[_Timed]) -> Seconds:
+        """Return the distance of the quartiles of a step of one row, by layer of the whole model."""
+        layers = np.array(timed[0].layers)
+        low, high = np.quantile(layers, [0.25, 0.75], axis=0)
+        blocks = (high - low).reshape(-1, LAYERS_PER_BLOCK)
+        kinds = self.job.model.block_kinds
+        first = [blocks[kinds.index(kind)] for kind in kinds]
+        return np.concatenate(first)
+
+    def overhead_s(self, timed: Sequence[_Timed], quota: Quota) -> float:
+        """Return what a stage does for a step besides its layers, in seconds."""
+        besides = [
+            statistics.median(
+                whole - float(layers.sum()) for whole, layers in zip(one.whole_s, one.layers, strict=True)
+            )
+            for one, point in zip(timed, self.points, strict=True)
+            if not point.is_chunk
+        ]
+        return statistics.median(besides) * quota.stretch
+
+
+def _enough(done: int, elapsed_s: float, repetitions: int | None) -> bool:
+    """Return whether so many rounds, the first of which warms up, are enough."""
+    if repetitions is not None:
+        return done > repetitions
+    return done > MOST_REPETITIONS or (done > LEAST_REPETITIONS and elapsed_s >= ENOUGH_S)
+
+
+def _measure_ends(job: DecoderJob, ends: DecoderEnds) -> EndCosts:
+    """Measure making steps, scoring their rows and choosing the tokens, as the data rank does."""
+    quota = Quota.of_this_process()
+    clock, stretch = (time.process_time, quota.stretch) if quota.pauses else (time.perf_counter, 1.0)
+    try:
+        options = read_generation_defaults(job.model).sampling
+    except ModelError:
+        options = Sampling()
+    hidden = torch.randn((_ROWS[-1], job.model.config.hidden), generator=torch.Generator().manual_seed(SEED))
+    hidden = hidden.to(ends.stream_dtype)
+
+    def decide(rows: int) -> None:
+        scores = ends.score(hidden[:rows]).numpy()
+        for row in scores:
+            Sampler(options, ()).choose(row)
+
+    def feed(rows: int) -> None:
+        parts = tuple(StepPart(row, 0, (0,), (row,), (), scored=True) for row in range(rows))
+        group = StepGroup((), DecodingStep(0, parts), ends)
+        group.collate(tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in group.specs))
+
+    def seconds(work: Callable[[int], None], rows: int) -> float:
+        return stretch * _typical_seconds(functools.partial(work, rows), clock)
+
+    decided = np.array([seconds(decide, rows) for rows in _ROWS])
+    fed = [seconds(feed, rows) for rows in (_ROWS[0], _ROWS[-1])]
+    feed_row_s = max(0.0, (fed[1] - fed[0]) / (_ROWS[-1] - _ROWS[0]))
+    fixed, start, row = fit_rows(_ROWS, decided)
+    return EndCosts(
+        float(fixed),
+        float(start),
+        float(row),
+        max(0.0, fed[0] - feed_row_s),
+        feed_row_s,
+        job.model.end_bytes(job.dtype),
+    )
+
+
+def _typical_seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
+    work()
+    times = []
+    for _ in range(9):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return statistics.median(times)
