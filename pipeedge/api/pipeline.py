@@ -42,7 +42,7 @@ from pipeedge.data import DataEnds
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel, find_runnable
-from pipeedge.plan.model_limits import fitting_request
+from pipeedge.plan.model_limits import check_model_options
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import RuntimeCommand, options_given, parse_runtime
@@ -179,7 +179,8 @@ class Pipeline:
         model = find_runnable(request.model.name)
         service: QueuedModel | QueuedText
         if isinstance(model, DecoderModel):
-            service = QueuedText.open(fitting_request(request, model), model)
+            check_model_options(request, model)
+            service = QueuedText.open(request, model)
         else:
             service = QueuedModel.open(
                 request, model, max_waiting=self._max_waiting, images_as_bytes=self._images_as_bytes
@@ -232,12 +233,13 @@ class Pipeline:
 
     def _take_part(self, queue: RequestQueue | StepQueue) -> None:
         """Run rank 0, in a thread of its own, until the queue ends or something fails."""
+        text = queue.state if isinstance(queue, StepQueue) else None
         try:
             run(
                 self._request,
                 _no_console,
                 log.warning,
-                lambda request, model: DataEnds(queue, queue),
+                lambda request, model: DataEnds(queue, queue, text=text),
                 threads=self._threads,
             )
         except BaseException as error:

@@ -35,7 +35,7 @@ _PROGRAM = f"{COMMAND} chat"
 _NEW = "/new"
 _CHAPTERS = ("running.md", "security.md", "models.md", "decoders.md", "concepts.md", "dtypes.md")
 """Chapters of the sections of options that a conversation has."""
-_LEFT_OUT = frozenset({"name", "prompt", "raw", "logprobs", "data_rank", "on_failure"})
+_LEFT_OUT = frozenset({"name", "prompt", "raw", "logprobs", "data_rank"})
 """Fields of their options that it does not have."""
 
 

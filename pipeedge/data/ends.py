@@ -5,7 +5,8 @@
     ResultSink   results.ResultWriter: rows of a file       the answers
 
 A source is read as an ``ItemStream``. After a failure, another stream begins with the first item without a
-result. A source that cannot read an item again leaves it to the ledger of the run to keep what was fed.
+result. A source that cannot read an item again leaves it to the ledger of the run to keep what was fed, or
+makes others in its place.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.observe.timeline import ThreadState
+from pipeedge.observe.token_figures import TextState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,5 +134,5 @@ class DataEnds:
     """Hears of the schedule and the work of the stages, if somebody wants to."""
     held_out: InputSource | None = None
     """Last items, on which plans are tried; None if none are."""
-    tokens: Callable[[], int] | None = None
-    """Function that returns the number of tokens so far, where text is generated."""
+    text: Callable[[], TextState] | None = None
+    """Function that returns how far the text is, where it is generated."""

@@ -76,7 +76,7 @@ class Microbatch:
     texts: tuple[str, ...] | None = None
     """Sentence of each item, or None if they are not text."""
     origin: Group | None = None
-    """The items, if they cannot be read again; None for those of a finished input."""
+    """The items, if the run keeps them until their results are written; else None."""
 
     @property
     def items(self) -> int:
@@ -110,8 +110,10 @@ class Group:
     numbered: Sequence[tuple[int, Item]]
     """Position of each item in the input, and the item; at least one."""
 
-    can_be_read_again: ClassVar[bool] = True
-    """Whether the source can return the items a second time."""
+    is_kept: ClassVar[bool] = False
+    """Whether the run keeps the items until their results are written, as the source returns them once."""
+    is_made_anew: ClassVar[bool] = False
+    """Whether the source makes others in place of those whose results were lost, perhaps fewer."""
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -137,7 +139,7 @@ class Group:
             _token_counts(items),
             None if all(item.mask is None for item in items) else tuple(item.mask for item in items),
             texts if len(texts) == len(items) else None,
-            None if self.can_be_read_again else self,
+            self if self.is_kept else None,
         )
 
 

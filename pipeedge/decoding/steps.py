@@ -190,6 +190,8 @@ class StepScheduler:
         """Number of tokens that were not computed, because those of an equal beginning were kept."""
         self.yields = 0
         """How often a sequence has yielded its pages."""
+        self.repeated_tokens = 0
+        """Number of tokens to be computed again, because stages have lost their caches."""
         self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
         self._next = 0
@@ -312,15 +314,25 @@ class StepScheduler:
         else:
             self._waiting.pop(sequence, None)
 
-    def restart(self) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
         """Forget all steps in flight and the contents of all pages: stages have lost their caches.
 
         Sequences go on behind the tokens that were drawn, all of which are computed again.
+
+        Args:
+            limits: Bounds of steps from now on, with the same context.
+            cache: Pages of every block from now on.
+
+        Raises:
+            InputError: One of the sequences can no longer fit the context or the cache.
         """
+        self.limits, self.cache = limits, cache
         self._waiting = OrderedDict(self._running | self._waiting)
         self._running = {}
         self._forget_pages()
         for one in self._waiting.values():
+            self.check(len(one.tokens), one.end - len(one.tokens))
+            self.repeated_tokens += one.position
             one.lists, one.position, one.awaits = self._new_lists(), 0, False
 
     def _forget_pages(self) -> None:

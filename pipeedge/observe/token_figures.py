@@ -176,6 +176,8 @@ class TextState:
     """Number of tokens that were not computed, as those of an equal beginning were kept."""
     yields: int = 0
     """How often a sequence has yielded its pages to older ones."""
+    repeated_tokens: int = 0
+    """Number of tokens computed again because a rank was lost, or the plan has changed."""
     pages: int = 0
     free_pages: int = 0
     """Number of pages that no sequence needs."""

@@ -10,10 +10,10 @@ So the rank with the least room for its blocks decides for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
-from pipeedge.base.schedule import Schedule
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import count, figure
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.models.decoder import DecoderModel
@@ -22,7 +22,14 @@ from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.request.generation import CacheRequest
 
-__all__ = ["CacheBytes", "choose_bounds", "describe_cache", "stage_cache_bytes"]
+__all__ = [
+    "CacheBytes",
+    "bounds_after_loss",
+    "choose_bounds",
+    "describe_cache",
+    "least_cache_bytes",
+    "stage_cache_bytes",
+]
 
 _CHUNK = 256
 """Most tokens of prompts in a step, beside a row of each sequence that decodes."""
@@ -113,6 +120,54 @@ def choose_bounds(
     if model.attends_to_all:
         context = min(context, pages * PAGE)
     return StepBounds(context, sequences + min(_CHUNK, context), sequences, pages, window_pages)
+
+
+def bounds_after_loss(
+    model: DecoderModel,
+    schedule: Schedule,
+    wanted: CacheRequest,
+    before: StepBounds,
+    *,
+    data_rank: int,
+    memory: Mapping[int, int | None],
+) -> StepBounds:
+    """Return the bounds of the steps of a run whose stages have changed.
+
+    The context was promised to sequences that are under way, so it stays. If there are fewer pages, fewer
+    sequences run at a time. Those of one sequence may take all of the memory that is free.
+
+    Args:
+        model: The decoder.
+        schedule: Its stages from now on.
+        wanted: What rank 0 was asked for.
+        before: Bounds of the plan before.
+        data_rank: Rank that holds both ends.
+        memory: Bytes that each rank can allocate besides weights and cache, or None where that is unknown.
+
+    Raises:
+        InfeasibleError: A rank has no memory for the pages of one sequence.
+    """
+    pages, least = before.pages, min(before.pages, pages_of(before.context, PAGE))
+    for rank in schedule.ranks:
+        one = _room(model, schedule, rank, wanted, data_rank, memory)
+        if one.room is None or not one.full + one.windowed:
+            continue
+        most = one.room if wanted.cache_mb is not None else one.room / _OF_FREE
+        needed = least * one.full + before.window_pages * one.windowed
+        if most < needed:
+            raise InfeasibleError(
+                f"the cache of rank {rank} needs {_size(needed)} for {count(before.context, 'token')}, and "
+                f"{_size(most)} are there for it"
+            )
+        rest = one.room - before.window_pages * one.windowed
+        pages = min(pages, max(least, int(rest // one.full))) if one.full else pages
+    return replace(before, pages=pages)
+
+
+def least_cache_bytes(model: DecoderModel, layers: LayerRange, dtype: str, bounds: StepBounds) -> int:
+    """Return the bytes of the cache of ``layers`` without which no sequence of the whole context can run."""
+    full, windowed = model.page_bytes(layers, find_dtype(dtype))
+    return min(bounds.pages, pages_of(bounds.context, PAGE)) * full + bounds.window_pages * windowed
 
 
 def _size(size: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from pipeedge.base.errors import RequestError
@@ -11,21 +10,19 @@ from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.declared import options_of
 
-__all__ = ["fitting_request"]
+__all__ = ["check_model_options"]
 
 
-def fitting_request(request: RunRequest, model: Outline) -> RunRequest:
-    """Return the request of a run of ``model``, in which a decoder's ends with the first rank that is lost.
+def check_model_options(request: RunRequest, model: Outline) -> None:
+    """Check that the request of a run of ``model`` has no option that such a model does not have.
 
     Raises:
-        RequestError: It has an option that such a model does not have.
+        RequestError: It has one.
     """
-    if not model.family.decodes:
+    if model.family.decodes:
+        _check_decoder(request, model)
+    else:
         _check_encoder(request, model)
-        return request
-    _check_decoder(request, model)
-    transport = dataclasses.replace(request.transport, on_failure="stop")
-    return dataclasses.replace(request, transport=transport)
 
 
 def _check_encoder(request: RunRequest, model: Outline) -> None:
@@ -40,10 +37,6 @@ def _check_encoder(request: RunRequest, model: Outline) -> None:
 
 def _check_decoder(request: RunRequest, model: Outline) -> None:
     refused: Mapping[str, tuple[bool, str]] = {
-        "--on-failure continue": (
-            request.transport.on_failure == "continue",
-            "a run that generates text ends when a rank is lost, because its cache is lost, too",
-        ),
         "-sm/--sched-models-file": (
             request.schedule.models_file is not None,
             "the scheduler does not plan models that generate text; give -pt, or nothing for an even split",

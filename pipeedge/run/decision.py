@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, WeightsError
+from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, InfeasibleError, WeightsError
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
+from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import figure, plural
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
@@ -24,7 +25,7 @@ from pipeedge.control.session import Session
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageStats
-from pipeedge.plan.cache_size import choose_bounds, describe_cache
+from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
@@ -171,7 +172,7 @@ class Decider:
         self, missing: Sequence[int], plan: Plan, facts: Mapping[int, Options]
     ) -> Announcement[Plan] | Refusal:
         """Return the plan for the ranks that are here, though some have not come in time, or were lost."""
-        request, model = self._context.request, self._context.encoder
+        request, model = self._context.request, self._context.model
         left_out = self._left_out()
         lost = [one for rank in missing if (one := left_out.get(rank)) and one.kind is not FailureKind.ABSENT]
         absent = [rank for rank in missing if rank not in {one.rank for one in lost}]
@@ -188,9 +189,7 @@ class Decider:
         if not isinstance(planned, PlannedSchedule):
             return Refusal(f"{cause}; nothing fits {without}: {planned}", EXIT_PEER)
         self._context.warn(f"{cause}; the run begins {without}, with {name_stages(planned.schedule)}")
-        return self._announced(
-            dataclasses.replace(plan, schedule=planned.schedule, prediction=planned.prediction)
-        )
+        return self._announced(_following(plan, planned, self._steps(plan, planned.schedule, facts)))
 
     @property
     def present(self) -> Plan | None:
@@ -202,20 +201,36 @@ class Decider:
         before = self._plan
         if before is None:
             return Refusal(f"{wanted.cause}; there was no plan before", EXIT_INFEASIBLE)
-        request, model = self._context.request, self._context.encoder
+        request, model = self._context.request, self._context.model
         planned = plan_schedule_again(
             request, model, before, facts, self._held, self.as_measured, self.limits
         )
         if not isinstance(planned, PlannedSchedule):
             return Refusal(f"{wanted.cause}; nothing fits without it: {planned}", EXIT_INFEASIBLE)
-        plan = dataclasses.replace(
-            before,
-            schedule=planned.schedule,
-            prediction=planned.prediction,
-            cause=wanted.cause,
-            lost=wanted.lost,
-        )
+        try:
+            steps = self._steps(before, planned.schedule, facts)
+        except InfeasibleError as error:
+            return Refusal(f"{wanted.cause}; nothing fits without it: {error}", EXIT_INFEASIBLE)
+        plan = _following(before, planned, steps, wanted.cause, wanted.lost)
         return dataclasses.replace(self._announced(plan), line=describe(before, plan))
+
+    def _steps(self, before: Plan, schedule: Schedule, facts: Mapping[int, Options]) -> StepBounds | None:
+        """Return the bounds of the steps of a plan that follows; None for an encoder.
+
+        Raises:
+            InfeasibleError: The cache does not fit.
+        """
+        model = self._context.model
+        if before.steps is None or not isinstance(model, DecoderModel):
+            return None
+        return bounds_after_loss(
+            model,
+            schedule,
+            self._context.request.cache,
+            before.steps,
+            data_rank=before.data_rank,
+            memory={rank: told.get("memory_bytes") for rank, told in facts.items()},
+        )
 
     def change(
         self,
@@ -237,13 +252,11 @@ class Decider:
         before = self._plan
         if before is None:
             return Dropped("there was no plan before")
-        plan = dataclasses.replace(
-            before,
-            schedule=planned.schedule,
-            prediction=planned.prediction,
-            cause=cause,
-            lost=(),
-        )
+        try:
+            steps = self._steps(before, planned.schedule, self._facts)
+        except InfeasibleError as error:
+            return Dropped(str(error))
+        plan = _following(before, planned, steps, cause)
         outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         if isinstance(outcome, Switched) and self._plan is before:  # otherwise a rank was lost since then
             self._plan = plan
@@ -271,6 +284,24 @@ class Decider:
         self._plan = plan
         self._held.loads(plan.schedule)
         return _announcement(plan)
+
+
+def _following(
+    before: Plan,
+    planned: PlannedSchedule,
+    steps: StepBounds | None,
+    cause: str = "",
+    lost: tuple[int, ...] = (),
+) -> Plan:
+    """Return the plan that follows another one."""
+    return dataclasses.replace(
+        before,
+        schedule=planned.schedule,
+        prediction=planned.prediction,
+        steps=steps,
+        cause=cause,
+        lost=lost,
+    )
 
 
 def _announcement(plan: Plan) -> Announcement[Plan]:

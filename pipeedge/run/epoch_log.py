@@ -7,6 +7,7 @@ stopped ──> prepared ──> runs ──first result──> the record is wh
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from pipeedge.run.context import RankContext
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.observe.pipeline_state import PipelineState
+    from pipeedge.observe.token_figures import TextState
     from pipeedge.run.progress import DataProgress
 
 __all__ = ["EpochLog"]
@@ -35,6 +37,7 @@ class EpochLog:
         turns: Orders of the hub, which tell when an epoch was stopped.
         exporter: Server of the metrics, or None.
         watcher: Told of each epoch by a run that answers requests, or None.
+        text: Returns how far the text is, where it is generated; None elsewhere.
     """
 
     def __init__(
@@ -44,16 +47,19 @@ class EpochLog:
         turns: Turns,
         exporter: Exporter | None,
         watcher: PipelineState | None,
+        text: Callable[[], TextState] | None = None,
     ) -> None:
         self._context = context
         self._progress = progress
         self._exporter = exporter
         self._watcher = watcher
+        self._text = text
         self._turns = turns
         self._fed = 0  # of the last epoch, and not written
         self._has_stopped = False  # two epochs stop together if the plan was about to change
         self._silent_since: float | None = None
         self._repeated = 0  # since then
+        self._repeated_tokens = 0  # before that, where text is generated
         self._record: EpochRecord | None = None
         self._prepared_at = 0.0
 
@@ -152,9 +158,9 @@ class EpochLog:
             if self._silent_since is None:
                 return
             collected.epochs[-1] = replace(record, filling_s=max(0.0, at - now))
-            seconds, again = at - self._silent_since, count(self._repeated, "microbatch")
+            seconds = at - self._silent_since
             self._context.warn(
-                f"the run goes on after {seconds:.1f} s without a result; {again} computed again"
+                f"the run goes on after {seconds:.1f} s without a result; {self._again()} computed again"
             )
             if self._watcher is not None:
                 self._watcher.goes_on(seconds, self._repeated)
@@ -166,6 +172,14 @@ class EpochLog:
             self._exporter.add_epoch(record)
         if self._watcher is not None and not self._repeated:
             collected.went_on(now)  # nobody waits for a result
+
+    def _again(self) -> str:
+        """Return what is computed again since results were missing, in the units of the run."""
+        if self._text is None:
+            return count(self._repeated, "microbatch")
+        tokens = self._text().repeated_tokens
+        again, self._repeated_tokens = tokens - self._repeated_tokens, tokens
+        return count(again, "token")
 
 
 def _predicted(plan: Plan) -> float | None:

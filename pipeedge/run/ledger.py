@@ -13,7 +13,8 @@ alone, where results are written: those of an old epoch, or written already, are
 
 What is fed again comes from the source, if that can read an item again: ``position`` tells it where to begin.
 Else, as with requests, the ledger keeps each group from the moment in which the feeder has it until its
-results are written, and a new epoch is fed the kept ones first.
+results are written, and a new epoch is fed the kept ones first. Steps of a decoder are neither: those that
+were lost are dropped, and their source makes others from the tokens that it has.
 
 A change of plan cuts the line in two, and two feeders and two collectors share the ledger. The feeder of the
 plan before hands over what it has read but not fed. What was fed comes by the epoch before; what follows is
@@ -74,6 +75,7 @@ class Ledger:
         self._entries: dict[int, tuple[Microbatch, float]] = {}  # of what is under way
         self._to_feed: deque[Group] = deque()  # kept groups that this epoch was not fed
         self._items = self._most_items = 0  # fed so far, without what is fed again; the most in any epoch
+        self._may_shrink = False  # whether fewer items may follow a failure than were fed before it
         self._count: int | None = None
         self._input_ended = False  # in this epoch
         self._successor: tuple[int, int] | None = None
@@ -199,8 +201,12 @@ class Ledger:
             if self._to_feed:
                 return self._to_feed[0]
         group = read()
-        if group is not None and not group.can_be_read_again:
-            with self._changed:  # not only when it is fed: the epoch may end before the link has room
+        if group is None:
+            return None
+        with self._changed:
+            self._may_shrink = group.is_made_anew
+            if group.is_kept:
+                # Not only when it is fed: the epoch may end before the link has room.
                 self._to_feed.append(group)
         return group
 
@@ -223,7 +229,7 @@ class Ledger:
     def input_ended(self) -> None:
         """Note that no microbatch follows those that were fed."""
         with self._changed:
-            if self._items < self._most_items:
+            if self._items < self._most_items and not self._may_shrink:
                 raise PipeEdgeError(
                     "the input has changed since it was read first: the input ends before microbatches that "
                     "came from it"

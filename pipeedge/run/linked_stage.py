@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -222,6 +222,18 @@ def _make_encoder(
         transform=compression.link_transform,
         stage=stage,
         rank=plan.schedule.stages[stage].rank,
-        # The weights of an encoder are let go when its loop ends, and must not be held here.
-        kind=partial(getattr, compute, "latest_kind") if isinstance(compute, StepStage) else lambda: 0,
+        kind=_latest_kind(compute),
     )
+
+
+def _latest_kind(compute: Callable[[Packet], Packet]) -> Callable[[], int]:
+    """Return what tells of which kind the latest step was; weights are let go when the loop ends."""
+    if not isinstance(compute, StepStage):
+        return lambda: 0
+    steps = weakref.ref(compute)
+
+    def latest_kind() -> int:
+        stage = steps()
+        return 0 if stage is None else stage.latest_kind
+
+    return latest_kind

@@ -122,7 +122,7 @@ def _load_decoder_stage(
 
 
 def begin_text(context: RankContext, plan: Plan, data: DataEnds) -> None:
-    """Load embedding, last norm and head on the data rank, and let it make steps.
+    """Let the data rank make steps for a plan; load embedding, last norm and head before the first.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -132,7 +132,9 @@ def begin_text(context: RankContext, plan: Plan, data: DataEnds) -> None:
     model, queue = context.model, data.source
     if not isinstance(model, DecoderModel) or not isinstance(queue, StepQueue):
         raise TypeError("the data rank of a decoder has a queue of steps")
-    ends = context.wait_for_value("load ends", lambda: _load_ends(context, model, plan))
+    ends = queue.ends
+    if ends is None:
+        ends = context.wait_for_value("load ends", lambda: _load_ends(context, model, plan))
     stages = plan.schedule.stages
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
     queue.begin(ends, plan.step_bounds, 1 if alone else len(stages) + 1, model.window)

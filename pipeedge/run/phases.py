@@ -276,8 +276,8 @@ def _progress_shown(context: RankContext, plan: Plan, data: DataFlow | None) -> 
         return
     from pipeedge.observe.live import Display, Progress
 
-    sink = data.ends.sink
-    tokens = data.ends.tokens
+    sink, text = data.ends.sink, data.ends.text
+    tokens = None if text is None else lambda: text().completion_tokens
     began_s, counts = time.monotonic(), "items" if tokens is None else "tokens"
     before = sink.items if tokens is None else tokens()
     progress = Progress(plan.items, plan.schedule.ranks, began_s, before, counts=counts)

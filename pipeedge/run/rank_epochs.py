@@ -159,8 +159,10 @@ class _Rank:
         self._turns: Turns = session.member.turns
         self._log: EpochLog | None = None
         if prepared.progress is not None:
-            watcher = None if prepared.data is None else prepared.data.watcher
-            self._log = EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher)
+            watcher, text = None, None
+            if prepared.data is not None:
+                watcher, text = prepared.data.watcher, prepared.data.text
+            self._log = EpochLog(context, prepared.progress, self._turns, prepared.exporter, watcher, text)
         self._monitor: Monitor | None = None
         self._loaded = LoadedLayers(prepared.device)
         self.kept = ExitStack()

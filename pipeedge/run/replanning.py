@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
 from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.after_loss import Survivor
+from pipeedge.plan.cache_size import least_cache_bytes
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_after_loss
 from pipeedge.request.config import RunRequest
@@ -55,7 +58,7 @@ PlanAsMeasured: TypeAlias = Callable[[Sequence[Survivor]], PlannedSchedule | Non
 
 def plan_schedule_again(
     request: RunRequest,
-    model: Model,
+    model: Model | DecoderModel,
     before: Plan,
     facts: Mapping[int, Mapping[str, Any]],
     held: Held,
@@ -78,7 +81,9 @@ def plan_schedule_again(
     """
     hosts = request.schedule.hosts
     survivors = [
-        held.survivor(rank, _room_bytes(told), None if hosts is None else hosts[rank])
+        held.survivor(
+            rank, _room_bytes(told) - _ends_bytes(model, before, rank), None if hosts is None else hosts[rank]
+        )
         for rank, told in sorted(facts.items())
     ]
     if request.schedule.automatic and as_measured is not None:
@@ -90,7 +95,7 @@ def plan_schedule_again(
         model,
         before.schedule,
         survivors,
-        lambda schedule: _layer_bytes(model, schedule),
+        lambda schedule: _layer_bytes(model, schedule, before.steps),
         tokens=before.max_tokens,
         lengths=before.lengths,
         eight_bit=before.pixel_table is not None,
@@ -106,13 +111,24 @@ def _room_bytes(facts: Mapping[str, Any]) -> float:
     return float(memory) if isinstance(memory, int) else math.inf
 
 
-def _layer_bytes(model: Model, schedule: Schedule) -> list[float]:
-    """Return the bytes of the weights of each layer, in the number type of its stage."""
-    return [
-        float(model.weight_bytes(LayerRange(layer, layer + 1), find_dtype(stage.dtype)))
-        for stage in schedule.stages
-        for layer in range(stage.layers.start, stage.layers.stop)
-    ]
+def _ends_bytes(model: Model | DecoderModel, plan: Plan, rank: int) -> int:
+    """Return the bytes of a decoder's embedding and head if ``rank`` holds them, else 0."""
+    if rank != plan.data_rank or not isinstance(model, DecoderModel):
+        return 0
+    return model.end_bytes(find_dtype(plan.schedule.stages[0].dtype))
+
+
+def _layer_bytes(model: Model | DecoderModel, schedule: Schedule, bounds: StepBounds | None) -> list[float]:
+    """Return the bytes of each layer in the number type of its stage: weights, and the least cache."""
+    found = []
+    for stage in schedule.stages:
+        for layer in range(stage.layers.start, stage.layers.stop):
+            layers = LayerRange(layer, layer + 1)
+            size = model.weight_bytes(layers, find_dtype(stage.dtype))
+            if isinstance(model, DecoderModel) and bounds is not None:
+                size += least_cache_bytes(model, layers, stage.dtype, bounds)
+            found.append(float(size))
+    return found
 
 
 def name_stages(schedule: Schedule) -> str:

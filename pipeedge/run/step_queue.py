@@ -7,6 +7,10 @@
 The thread that feeds takes the next step of the scheduler, and waits where there is none. The one that
 collects scores the rows that decide a token, and tells the scheduler at once. Whoever listens to a sequence
 is told afterwards, in that thread.
+
+All that decides a text is here: tokens, random numbers, penalties, structures, stop strings. So a new epoch,
+whose stages have empty pages, computes the tokens of each sequence once more and goes on behind the last one:
+what was told is never drawn again.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.observe.token_figures import TextState, TokenFigures
 
-__all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue"]
+__all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue", "StepStream"]
 
 
 class Listener(Protocol):
@@ -84,7 +88,7 @@ class StepGroup(Group):
     step: DecodingStep
     ends: DecoderEnds
 
-    can_be_read_again: ClassVar[bool] = False
+    is_made_anew: ClassVar[bool] = True
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
@@ -113,7 +117,7 @@ class StepGroup(Group):
             for part in parts
         ]
         pack_rows(rows, table)
-        return StepBatch(payload, (), (), (self.step.number,), origin=self, step=self.step)
+        return StepBatch(payload, (), (), (self.step.number,), step=self.step)
 
 
 @dataclass
@@ -123,6 +127,38 @@ class _Sequence:
     generation: Generation
     listener: Listener
     began: bool = False
+
+
+class StepStream:
+    """The steps of one epoch, as the thread that feeds takes them.
+
+    Args:
+        queue: Queue that makes them.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    fetching = ThreadState.IDLE
+
+    def __init__(self, queue: StepQueue) -> None:
+        self._queue = queue
+        self._closed = False
+
+    def start(self, crew: Crew) -> None:
+        """Stop waiting when ``crew`` is stopped."""
+        crew.on_stop(self.close)
+
+    def close(self) -> None:
+        """Wake the thread that waits for a step; there will be none."""
+        self._closed = True
+        self._queue.wake()
+
+    def next(self, microbatch_size: int) -> StepGroup | None:
+        """Wait for the next step; return None once the queue is drained.
+
+        Raises:
+            Closed: The epoch has stopped.
+        """
+        return self._queue.wait_for_step(lambda: self._closed)
 
 
 class StepQueue:
@@ -139,8 +175,6 @@ class StepQueue:
     lengths: str | None = None
     pixels: PixelTable | None = None
     unfinished: Path | None = None
-    lanes: tuple[Lane, ...] = ()
-    fetching = ThreadState.IDLE
 
     def __init__(
         self,
@@ -171,14 +205,21 @@ class StepQueue:
         self._closed = False
         self.error: BaseException | None = None
 
-    # -- before the run ---------------------------------------------------------------------------
+    # -- plans ------------------------------------------------------------------------------------
+
+    @property
+    def ends(self) -> DecoderEnds | None:
+        """Embedding and head, once they are loaded."""
+        return self._ends
 
     def begin(self, ends: DecoderEnds, bounds: StepBounds, groups: int, window: int) -> None:
-        """Take what the plan has decided, before anything is submitted.
+        """Take what a plan has decided, before anything is submitted or after an epoch has stopped.
+
+        Stages then have empty pages, so sequences that go on compute all of their tokens once more.
 
         Args:
             ends: Embedding and head.
-            bounds: Bounds of steps.
+            bounds: Bounds of steps, with the context that was promised to the sequences that are here.
             groups: Most steps in flight.
             window: Widest window of a block, or 0.
         """
@@ -186,7 +227,10 @@ class StepQueue:
         cache = CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
         with self._changed:
             self._ends, self._bounds = ends, bounds
-            self._scheduler = StepScheduler(limits, cache)
+            if self._scheduler is None:
+                self._scheduler = StepScheduler(limits, cache)
+            else:
+                self._scheduler.restart(limits, cache)
 
     @property
     def context(self) -> int:
@@ -257,6 +301,7 @@ class StepQueue:
                 completion_tokens=figures.completion_tokens,
                 reused_tokens=scheduler.reused_tokens,
                 yields=scheduler.yields,
+                repeated_tokens=scheduler.repeated_tokens,
                 pages=scheduler.cache.pages or scheduler.cache.window_pages,
                 free_pages=scheduler.free_pages,
                 kept_pages=scheduler.kept_pages,
@@ -281,29 +326,33 @@ class StepQueue:
 
     # -- the source -------------------------------------------------------------------------------
 
-    def stream(self, *, position: int | None = None, rows: int = DEFAULT_ROWS) -> StepQueue:
-        """Return the steps: this queue."""
-        return self
-
-    def start(self, crew: Crew) -> None:
-        """Stop waiting when ``crew`` is stopped."""
-        crew.on_stop(self.close)
+    def stream(self, *, position: int | None = None, rows: int = DEFAULT_ROWS) -> StepStream:
+        """Return the steps from now on."""
+        return StepStream(self)
 
     def close(self) -> None:
-        """Wake the thread that waits for a step; there will be none."""
+        """End: there will be no more steps."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def next(self, microbatch_size: int) -> StepGroup | None:
+    def wake(self) -> None:
+        """Let the thread that waits for a step look whether it still should."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for_step(self, is_closed: Callable[[], bool]) -> StepGroup | None:
         """Wait for the next step; return None once the queue is drained.
 
+        Args:
+            is_closed: Returns whether the caller is to wait no longer.
+
         Raises:
-            Closed: The run has stopped.
+            Closed: It is not, or the run has ended.
         """
         with self._changed:
             while True:
-                if self._closed or self._scheduler is None or self._ends is None:
+                if is_closed() or self._closed or self._scheduler is None or self._ends is None:
                     raise Closed
                 step = self._scheduler.next()
                 if step is not None:

@@ -96,9 +96,7 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     queue.skipped = rows.skipped
     sink = _PromptSink(queue, prompts, writer, shows=request.generation.prompt is not None, request=request)
     notes = () if note is None else (note,)
-    return DataEnds(
-        queue, sink, replaced=replaced, notes=notes, tokens=lambda: queue.figures.completion_tokens
-    )
+    return DataEnds(queue, sink, replaced=replaced, notes=notes, text=queue.state)
 
 
 def _prompts(request: RunRequest, model: DecoderModel, maker: TextMaker) -> PromptRows:

@@ -85,6 +85,7 @@ def _of_text(queue: TextState) -> Iterator[str]:
         ("prompt_tokens_total", "counter", "Tokens of prompts", queue.prompt_tokens),
         ("completion_tokens_total", "counter", "Tokens that were generated", queue.completion_tokens),
         ("reused_tokens_total", "counter", "Tokens of equal beginnings, not computed", queue.reused_tokens),
+        ("repeated_tokens_total", "counter", "Tokens computed again after losses", queue.repeated_tokens),
         ("yields_total", "counter", "Times that an answer gave its pages to older ones", queue.yields),
         ("cache_pages", "gauge", "Pages of the cache", queue.pages),
         ("cache_pages_free", "gauge", "Pages of the cache that no answer needs", queue.free_pages),

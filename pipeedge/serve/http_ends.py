@@ -86,7 +86,8 @@ class HttpEnds:
         server = HttpServer(make_application(asker, watch, limits), listener)
         self._queue = queue
         sink = _ServedSink(queue, server, lambda: self._warn(f"answers at {settings.url}"))
-        return DataEnds(queue, sink, watcher=watch, tokens=_token_counter(queue))
+        state = None if isinstance(queue, RequestQueue) else queue.state
+        return DataEnds(queue, sink, watcher=watch, text=state)
 
     def drain(self) -> bool:
         """Answer what was accepted, refuse what comes now, and end. Also for handlers of signals.
@@ -141,13 +142,6 @@ class _ServedSink:
         """Fail what has no answer, and stop when the last replies are sent."""
         self._queue.__exit__(kind, error, traceback)
         self._server.stop()
-
-
-def _token_counter(queue: RequestQueue | SequenceQueue) -> Callable[[], int] | None:
-    """Return what counts the tokens that were generated, where text is."""
-    if isinstance(queue, RequestQueue):
-        return None
-    return lambda: queue.state().completion_tokens
 
 
 def _open_to_all(settings: ServeRequest) -> str:

@@ -57,7 +57,7 @@ def deliver(claimed: Claimed) -> None:
 class RequestGroup(Group):
     """Items of requests that travel together; they exist once, so the ledger of the run keeps them."""
 
-    can_be_read_again = False
+    is_kept = True
 
     entries: tuple[Entry, ...]
     formed_at: float

@@ -6,7 +6,8 @@ import gc
 import io
 import json
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
@@ -135,6 +137,52 @@ def test_answers_are_in_input_order_and_the_same_for_any_number_at_a_time(tmp_pa
     assert sum(texts[0]["cache_bytes"]) == 5 * texts[1]["cache_bytes"][0]
 
 
+def fail_layers(monkeypatch: pytest.MonkeyPatch, moments: Mapping[int, int]) -> None:
+    """Let stages raise an exception, each once.
+
+    Args:
+        monkeypatch: Undoes it.
+        moments: Number of steps after which a stage fails, by its first layer, from 0.
+    """
+    step, steps, failed = DecoderStage.step, Counter[int](), set[int]()
+
+    def counted(self: DecoderStage, *rest: Any, **options: Any) -> Any:
+        first = self.layers.start
+        steps[first] += 1
+        if first not in failed and steps[first] > moments.get(first, steps[first]):
+            failed.add(first)
+            raise RuntimeError("bad memory")
+        return step(self, *rest, **options)
+
+    monkeypatch.setattr(DecoderStage, "step", counted)
+
+
+def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four ranks are lost, one after the other; the second when all is computed once more."""
+    ask = {"messages": [{"role": "user", "content": "Sort 5 2 9 1."}], "ignore_eos": True, "max_tokens": 90}
+    digits = {"structured_outputs": {"regex": "[0-9]{30}"}}
+    rows = [
+        ask,
+        {**ask, "temperature": 1, "n": 2, "frequency_penalty": 0.4, "logprobs": 2},
+        {**ask, "temperature": 1, "seed": 3, "stop": ["7"]},
+        {"prompt": "12345", "temperature": 1, "max_tokens": 200, "ignore_eos": True},
+        {"prompt": "9 8 7", "temperature": 1, "max_tokens": 60, **digits},
+    ]
+    prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = ("--input", prompts, "--quiet", "-u", 4, "--dtype", "bfloat16")
+    cut = ("-pt", "1,5,6,8,9,13,14,16", "--timeout", 30, "--report", tmp_path / "report.json")
+    (alone,) = run_ranks(1, *options, "--output", outputs[0])
+    fail_layers(monkeypatch, {5: 40, 13: 75})
+    ranks = run_ranks(4, *options, *cut, "--output", outputs[1])
+    assert [alone.error, ranks[0].error] == [None, None]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    again = [line for line in ranks[0].warnings if "tokens computed again" in line]
+    assert len(again) == 2, ranks[0].warnings
+    epochs = json.loads((tmp_path / "report.json").read_text())["epochs"]
+    assert [len(epoch["schedule"]) for epoch in epochs] == [4, 3, 2]
+
+
 def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("".join(f"What is {n} + 7?\n" for n in range(12)))
@@ -172,7 +220,6 @@ def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--on-failure", "continue"), "--on-failure continue"),
         (("--kernels", "torch"), "--kernels torch"),
         (("--check", 2), "--check"),
         (("--dtype", "float16"), "--dtype float16"),

@@ -334,20 +334,21 @@ class Items:
     """Items of one microbatch: a ``Group``."""
 
     specs = ()
-    can_be_read_again = True
+    is_kept = False
+    is_made_anew = False
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = numbers
 
     def collate(self, payload: object) -> Microbatch:
-        origin: Any = None if self.can_be_read_again else self
+        origin: Any = self if self.is_kept else None
         return Microbatch((), (None,) * ITEMS, ("",) * ITEMS, self._numbers, origin=origin)
 
 
 class AskedItems(Items):
     """Items of requests that travel together."""
 
-    can_be_read_again = False
+    is_kept = True
 
 
 class OutgoingEnd:

@@ -117,12 +117,13 @@ class StepWorld:
                 self.finished[part.sequence] = self.alive.pop(part.sequence)
         self.scheduler.finished(step.number, drawn, ended)
 
-    def restart(self) -> None:
-        """Lose all steps in flight and the contents of all pages."""
+    def restart(self, limits: StepLimits | None = None, cache: CacheSize | None = None) -> None:
+        """Lose all steps in flight and the contents of all pages, of which there may be others then."""
+        self.limits, self.cache = limits or self.limits, cache or self.cache
         self.flights.clear()
         self._full.clear()
         self._around.clear()
-        self.scheduler.restart()
+        self.scheduler.restart(self.limits, self.cache)
 
     def drain(self) -> None:
         """Let everything that is there come to its end."""

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
+import torch
 from decoder_cases import CASES
+from waiting import LIMIT_S
 
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.base.schedule import LayerRange
+from pipeedge.data import Microbatch
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.models.decoder import DecoderModel, find_decoder
+from pipeedge.models.dtypes import INT4
 from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.run.stage import StepStage
@@ -65,15 +73,29 @@ class Heard:
 class Chain:
     """A queue and the stages behind it."""
 
-    def __init__(self, model: DecoderModel, cuts: Sequence[int]) -> None:
+    def __init__(
+        self, model: DecoderModel, cuts: Sequence[int], dtype: torch.dtype = torch.float32, groups: int = 1
+    ) -> None:
+        self.model, self.dtype, self.groups = model, dtype, groups
+        self.queue = StepQueue(Numbers())
+        self.ends = model.ends(dtype)
+        self.plan(cuts, 4)
+
+    def plan(self, cuts: Sequence[int], sequences: int) -> None:
+        """Begin an epoch, whose stages have empty pages, as many as so many sequences need."""
+        model = self.model
         window = min(window_pages_of(model.window, PAGE), pages_of(CONTEXT, PAGE)) if model.window else 0
-        pages = 4 * pages_of(CONTEXT, PAGE) if model.attends_to_all else 0
+        pages = sequences * pages_of(CONTEXT, PAGE) if model.attends_to_all else 0
         bounds = StepBounds(CONTEXT, 40, 4, pages, 4 * window)
         edges = list(itertools.pairwise([0, *cuts, model.n_layers]))
         self.stages = [
             StepStage(
                 model.stage(
-                    LayerRange(start, stop), pages=pages, window_pages=bounds.window_pages, context=CONTEXT
+                    LayerRange(start, stop),
+                    self.dtype,
+                    pages=pages,
+                    window_pages=bounds.window_pages,
+                    context=CONTEXT,
                 ),
                 bounds,
                 0,
@@ -81,19 +103,50 @@ class Chain:
             )
             for start, stop in edges
         ]
-        self.queue = StepQueue(Numbers())
-        self.queue.begin(model.ends(), bounds, 1, model.window)
+        self.queue.begin(self.ends, bounds, self.groups, model.window)
 
-    def run(self) -> None:
-        """Let one step after the other pass until the queue is drained."""
+    def run(self, losses: Sequence[tuple[int, Sequence[int]]] = ()) -> None:
+        """Let steps pass, several under way at a time, until the queue is drained.
+
+        Args:
+            losses: For each plan that is lost with all that is under way, the number of results that it has
+                before, and the cuts of the plan that follows.
+        """
         self.queue.drain()
         with self.queue:
-            while (group := self.queue.next(8)) is not None:
+            for results, cuts in losses:
+                if not self._passes(results):
+                    return
+                self.plan(cuts, 2)
+            self._passes(None)
+
+    def _passes(self, most: int | None) -> bool:
+        """Let steps pass until so many have results; return whether there were as many."""
+        steps = self.queue.stream()
+        under_way: SimpleQueue[tuple[Packet, Microbatch]] = SimpleQueue()
+
+        def collect() -> None:
+            for _ in itertools.count() if most is None else range(most):
+                packet, batch = under_way.get()
+                if not packet.items:
+                    return
+                self.queue.write(packet.number, packet.payload[0], batch)
+            steps.close()
+
+        collector = threading.Thread(target=collect, daemon=True)
+        collector.start()
+        has_all = False
+        with suppress(Closed):
+            while (group := steps.next(8)) is not None:
                 batch = group.collate(tuple(spec.empty() for spec in group.specs))
                 packet = Packet(group.step.number, batch.items, batch.payload)
                 for stage in self.stages:
                     packet = stage(packet)
-                self.queue.write(packet.number, packet.payload[0], batch)
+                under_way.put((packet, batch))
+            has_all = True
+            under_way.put((Packet(0, 0, ()), Microbatch((), (), (), ())))
+        collector.join(LIMIT_S)
+        return not has_all
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,6 +170,41 @@ def test_tokens_are_those_of_one_process_for_drawn_cuts(family: str, tmp_path: P
     figures = chain.queue.figures
     assert (figures.answers, figures.completion_tokens) == (5, 60)
     assert figures.prompt_tokens == sum(map(len, prompts))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, INT4], ids=str)
+@pytest.mark.parametrize("family", ["llama3", "gemma3", "gpt2"])
+def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Every token is told once, and is that of a run without losses, whatever decides it."""
+    CASES[family].save(tmp_path)
+    model = find_decoder(tmp_path)
+    draw = random.Random(f"{family} {dtype}")
+    options = [
+        Sampling(temperature=0.0, max_tokens=24, ignore_eos=True),
+        Sampling(temperature=0.9, top_k=20, max_tokens=30, ignore_eos=True, frequency_penalty=0.5),
+        Sampling(temperature=1.2, max_tokens=40, ignore_eos=True, seed=5, n=2, repetition_penalty=1.1),
+        Sampling(temperature=0.0, max_tokens=40, ignore_eos=True, presence_penalty=1.0, stop=("3 ",)),
+    ]
+    prompts = [[draw.randrange(model.config.vocab) for _ in range(draw.randint(1, 70))] for _ in options]
+    asked = [
+        (Prompt(tuple(tokens), one, item), choice)
+        for item, (tokens, one) in enumerate(zip(prompts, options, strict=True))
+        for choice in range(one.n)
+    ]
+
+    def told(losses: Sequence[tuple[int, Sequence[int]]]) -> list[Heard]:
+        chain = Chain(model, (5,), dtype, groups=2)
+        heard = [Heard() for _ in asked]
+        for (prompt, choice), listener in zip(asked, heard, strict=True):
+            chain.queue.submit(prompt, listener, choice=choice)
+        chain.run(losses)
+        assert chain.queue.state().repeated_tokens or not losses
+        return heard
+
+    usual = told(())
+    assert all(one.answer is not None for one in usual)
+    losses = [(draw.randint(0, 14), sorted(draw.sample(range(1, model.n_layers), 2))) for _ in range(4)]
+    assert told(losses) == usual
 
 
 def test_those_who_wait_hear_why_there_is_no_answer() -> None:

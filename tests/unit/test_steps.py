@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
@@ -72,9 +72,12 @@ class StepMachine(RuleBasedStateMachine):
         self.world.finish()
 
     @precondition(lambda self: self.world.steps > 10)
-    @rule()
-    def restart(self) -> None:
-        self.world.restart()
+    @rule(groups=st.integers(1, 5), more=st.integers(-4, 4))
+    def restart(self, groups: int, more: int) -> None:
+        """Lose all caches; those that follow have other numbers of groups and pages."""
+        limits, cache = self.world.limits, self.world.cache
+        pages = max(cache.pages + more, 11) if cache.pages else 0
+        self.world.restart(replace(limits, groups=groups), replace(cache, pages=pages))
 
     @invariant()
     def counts(self) -> None:
