@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeedge.base.errors import PeerFailedError, RequestError
@@ -74,12 +74,21 @@ def test_a_name_that_cannot_be_is_not_signed() -> None:
         exchange(Inviter("code", AUTHORITY), Guest("code", "../pi2", PUBLIC))
 
 
-@given(st.binary(max_size=80))
+@given(st.binary(max_size=80) | st.binary(min_size=32, max_size=32).map(lambda point: b"A" + point))
+@example(b"A\x00\x00\x00\x01" + bytes(28))  # is no point of the curve
+@example(b"AL\xb6i\xb9M\xa3\x1c")  # a point, if it were filled up with zeros
+@example(b"A" + bytes([1]) + bytes(31))  # a point that hides nothing
 def test_another_program_is_refused(message: bytes) -> None:
     with pytest.raises(PeerFailedError):
         Inviter("code", AUTHORITY).hear(message)
-    with pytest.raises(PeerFailedError):
-        Inviter("code", AUTHORITY).hear(Guest("code", "x", PUBLIC).open()[:8] + message)
+    inviter = Inviter("code", AUTHORITY)
+    try:
+        inviter.hear(Guest("code", "x", PUBLIC).open()[:8] + message)
+    except PeerFailedError:
+        return
+    assert len(message) == 33
+    with pytest.raises(WrongCodeError):
+        inviter.hear(bytes(32))
 
 
 def test_changed_messages_are_refused() -> None:
