@@ -46,6 +46,9 @@ class ItemStream(Protocol):
     def start(self, crew: Crew) -> None:
         """Begin to read ahead, unless that was done for another plan; close when ``crew`` is stopped."""
 
+    def following(self) -> ItemStream:
+        """Return the stream for a plan that takes over from that of this one; perhaps this one."""
+
     def next(self, microbatch_size: int) -> Group | None:
         """Wait for the next microbatch, of at most that many items, and return it; None after the last.
 

@@ -368,6 +368,10 @@ class InputStream:
             for lane in self.lanes:
                 threads.start(lane.lane.label, functools.partial(self._read_ahead, lane))
 
+    def following(self) -> InputStream:
+        """Return this stream: another plan goes on with what is read already."""
+        return self
+
     def next(self, microbatch_size: int) -> Group | None:
         """Return the next microbatch of at most that many items; None after the last.
 

@@ -173,7 +173,7 @@ def make_data_flow(
     if is_away:
         outgoing = Outgoing(ends.outgoing(0), activity, lane=link)
     if before is not None:
-        stream = before.stream
+        stream = before.stream.following()
     else:
         stream = data.source.stream(position=progress.ledger.position, rows=plan.record_rows)
     dtype = stream_dtype(find_dtype(first.dtype))

@@ -121,8 +121,14 @@ def _load_decoder_stage(
         )
 
 
-def begin_text(context: RankContext, plan: Plan, data: DataEnds) -> None:
+def begin_text(context: RankContext, plan: Plan, data: DataEnds, *, is_change: bool) -> None:
     """Let the data rank make steps for a plan; load embedding, last norm and head before the first.
+
+    Args:
+        context: The data rank.
+        plan: The plan.
+        data: Input and results of the run.
+        is_change: Whether the plan takes over from one that runs.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -137,7 +143,11 @@ def begin_text(context: RankContext, plan: Plan, data: DataEnds) -> None:
         ends = context.wait_for_value("load ends", lambda: _load_ends(context, model, plan))
     stages = plan.schedule.stages
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
-    queue.begin(ends, plan.step_bounds, 1 if alone else len(stages) + 1, model.window)
+    groups = 1 if alone else len(stages) + 1
+    if is_change:
+        queue.change(plan.step_bounds, groups, model.window)
+    else:
+        queue.begin(ends, plan.step_bounds, groups, model.window)
 
 
 def _load_ends(context: RankContext, model: DecoderModel, plan: Plan) -> DecoderEnds:

@@ -256,7 +256,7 @@ class _Rank:
         connect(epoch, prepared.interface)
         stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
         if isinstance(self._context.model, DecoderModel) and prepared.data is not None:
-            begin_text(self._context, plan, prepared.data)
+            begin_text(self._context, plan, prepared.data, is_change=epoch.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(self._context, plan, prepared.exporter)
             self.observed.enter_context(self._monitor)

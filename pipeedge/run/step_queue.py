@@ -134,14 +134,20 @@ class StepStream:
 
     Args:
         queue: Queue that makes them.
+        takes_over: Whether the epoch takes over from another one, whose steps end first.
     """
 
     lanes: tuple[Lane, ...] = ()
     fetching = ThreadState.IDLE
 
-    def __init__(self, queue: StepQueue) -> None:
+    def __init__(self, queue: StepQueue, *, takes_over: bool = False) -> None:
         self._queue = queue
+        self._takes_over = takes_over
         self._closed = False
+
+    def following(self) -> StepStream:
+        """Return the steps of an epoch that takes over."""
+        return StepStream(self._queue, takes_over=True)
 
     def start(self, crew: Crew) -> None:
         """Stop waiting when ``crew`` is stopped."""
@@ -158,6 +164,9 @@ class StepStream:
         Raises:
             Closed: The epoch has stopped.
         """
+        if self._takes_over:
+            self._queue.take_over(lambda: self._closed)
+            self._takes_over = False
         return self._queue.wait_for_step(lambda: self._closed)
 
 
@@ -169,6 +178,8 @@ class StepQueue:
         end_tokens: The model's tokens that end an answer.
         seed: Seed of the run, for prompts without one of their own.
         clock: Clock in seconds.
+        changed: Wakes the threads that wait; None for one that belongs to the queue.
+        make_scheduler: Makes what decides the rows of steps.
     """
 
     max_tokens: int | None = None
@@ -183,6 +194,8 @@ class StepQueue:
         end_tokens: Collection[int] = (),
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
+        changed: threading.Condition | None = None,
+        make_scheduler: Callable[[StepLimits, CacheSize], StepScheduler] = StepScheduler,
     ) -> None:
         self.total: int | None = None
         """Number of answers of the run, or None if there is no end."""
@@ -195,12 +208,15 @@ class StepQueue:
         self._end_tokens = frozenset(end_tokens)
         self._seed = seed
         self._clock = clock
-        self._changed = threading.Condition()
+        self._changed = threading.Condition() if changed is None else changed
+        self._make_scheduler = make_scheduler
         self._numbers = itertools.count()
         self._sequences: dict[int, _Sequence] = {}
         self._scheduler: StepScheduler | None = None
         self._ends: DecoderEnds | None = None
         self._bounds: StepBounds | None = None
+        self._following: tuple[StepLimits, CacheSize] | None = None
+        """Bounds of steps, and pages, of the plan that is to take over."""
         self._drains = False
         self._closed = False
         self.error: BaseException | None = None
@@ -223,14 +239,38 @@ class StepQueue:
             groups: Most steps in flight.
             window: Widest window of a block, or 0.
         """
-        limits = StepLimits(bounds.context, groups, bounds.rows, bounds.sequences)
-        cache = CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
+        limits, cache = _limits(bounds, groups, window)
         with self._changed:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
-                self._scheduler = StepScheduler(limits, cache)
+                self._scheduler = self._make_scheduler(limits, cache)
             else:
                 self._scheduler.restart(limits, cache)
+
+    def change(self, bounds: StepBounds, groups: int, window: int) -> None:
+        """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
+        with self._changed:
+            self._following = _limits(bounds, groups, window)
+
+    def take_over(self, is_closed: Callable[[], bool]) -> None:
+        """Wait until all steps of the plan before have results, then go on with the one that takes over.
+
+        Args:
+            is_closed: Returns whether the caller is to wait no longer.
+
+        Raises:
+            Closed: It is not, or the run has ended.
+        """
+        with self._changed:
+            while not is_closed() and not self._closed:
+                if self._scheduler is None or self._following is None:
+                    raise RuntimeError("no plan was to take over")
+                if not self._scheduler.in_flight:
+                    self._scheduler.restart(*self._following)
+                    self._following = None
+                    return
+                self._changed.wait()
+            raise Closed
 
     @property
     def context(self) -> int:
@@ -455,6 +495,12 @@ class StepQueue:
         self.started.set()
         for listener in listeners:
             listener.broke(error)
+
+
+def _limits(bounds: StepBounds, groups: int, window: int) -> tuple[StepLimits, CacheSize]:
+    """Return the limits of steps and the pages that a plan has."""
+    limits = StepLimits(bounds.context, groups, bounds.rows, bounds.sequences)
+    return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
 
 
 def _grew(listener: Listener, sequence: int, piece: Piece) -> Callable[[], None]:

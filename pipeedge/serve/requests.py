@@ -503,6 +503,10 @@ class RequestStream:
         """Have the stream closed when the crew stops."""
         crew.on_stop(self.close)
 
+    def following(self) -> RequestStream:
+        """Return this stream, from which another plan takes what follows."""
+        return self
+
     def next(self, microbatch_size: int) -> RequestGroup | None:
         """Wait for items, and return the next microbatch, or None if no more will come.
 

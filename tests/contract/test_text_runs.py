@@ -6,9 +6,10 @@ import gc
 import io
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,20 @@ from waiting import LIMIT_S
 
 import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.cli import chat
+from pipeedge.control.changing import Switched
 from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.plan.planning import Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
-from pipeedge.run import pipeline
+from pipeedge.run import phases, pipeline
+from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.step_queue import StepQueue
 
 PUZZLES = ROOT / "pipeedge" / "assets" / "llama-puzzles"
@@ -181,6 +187,75 @@ def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytes
     assert len(again) == 2, ranks[0].warnings
     epochs = json.loads((tmp_path / "report.json").read_text())["epochs"]
     assert [len(epoch["schedule"]) for epoch in epochs] == [4, 3, 2]
+
+
+class Changer:
+    """Changes the plan of a run on rank 0, each time after some more steps.
+
+    Args:
+        monkeypatch: Undoes what lets it take part.
+        plans: First and last layer, and rank, of each stage of the plans.
+        every: Number of steps before each change.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, plans: Sequence[Sequence[tuple[int, int, int]]], every: int
+    ) -> None:
+        self.outcomes: list[object] = []
+        self._plans = iter(plans)
+        self._every = every
+        self._steps = 0
+        self._decider: Decider | None = None
+        self._session: RunSession | None = None
+        write, agree = StepQueue.write, pipeline.agree
+
+        def counted(queue: StepQueue, *rest: Any) -> None:
+            write(queue, *rest)
+            self._steps += 1
+            if self._steps % self._every == 0 and (plan := next(self._plans, None)) is not None:
+                threading.Thread(target=self._change, args=(plan,), daemon=True).start()
+
+        def agreed(context: Any, session: RunSession, prepared: Any) -> Plan:
+            if session.serves_hub:
+                self._session = session
+            return agree(context, session, prepared)
+
+        def decider(*rest: Any) -> Decider:
+            made = Decider(*rest)
+            if rest[0].rank == 0:
+                self._decider = made
+            return made
+
+        monkeypatch.setattr(StepQueue, "write", counted)
+        monkeypatch.setattr(pipeline, "agree", agreed)
+        monkeypatch.setattr(phases, "Decider", decider)
+
+    def _change(self, stages: Sequence[tuple[int, int, int]]) -> None:
+        decider, session = self._decider, self._session
+        assert decider is not None
+        assert session is not None
+        assert decider.present is not None
+        while (since := session.snapshot()) is None or not since.running:
+            time.sleep(0.01)
+        like = decider.present.schedule.stages[0]
+        made = [replace(like, layers=LayerRange(first - 1, last), rank=rank) for first, last, rank in stages]
+        planned = PlannedSchedule(Schedule(tuple(made)))
+        self.outcomes.append(decider.change(session, planned, since, "a test", "changes"))
+
+
+def test_answers_are_the_same_when_the_plan_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers move between ranks that all go on, and the steps before the change end in the plan before."""
+    ask = {"ignore_eos": True, "max_tokens": 200}
+    rows = [{"prompt": f"{n} 5 {n}", "temperature": n % 2, "n": 1 + n % 2, **ask} for n in range(6)]
+    prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = ("--input", prompts, "--quiet", "-u", 4, "--timeout", 30)
+    (alone,) = run_ranks(1, *options, "--output", outputs[0])
+    changer = Changer(monkeypatch, [[(1, 4, 0), (5, 16, 2)], [(1, 7, 1), (8, 11, 0), (12, 16, 2)]], 100)
+    ranks = run_ranks(3, *options, "-pt", "1,8,9,16", "-r", "0,1", "--output", outputs[1])
+    assert [rank.error for rank in (alone, *ranks)] == [None] * 4
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert [type(outcome) for outcome in changer.outcomes] == [Switched] * 2
 
 
 def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ where the product takes its parts from: ``HubParts``, and the arguments of ``Tur
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from failover_shells import Rules
 from msgspec import Raw
 from msgspec.structs import replace
 
+from pipeedge.base.payload import Payload
 from pipeedge.control.admission import Attendance, Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
@@ -56,7 +58,12 @@ from pipeedge.control.rank_watch import RankWatch
 from pipeedge.control.roster import Members, Outgoing, Roster
 from pipeedge.control.rules import HubParts, HubState
 from pipeedge.control.supervision import Supervision
+from pipeedge.data import Microbatch
+from pipeedge.decoding.generation import Piece
+from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
 from pipeedge.run.ledger import Arrival, Ledger
+from pipeedge.run.step_queue import Listener, StepGroup, StepQueue
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 
@@ -546,6 +553,152 @@ class IsCompleteWhenAllIsFed(Ledger):
         return self._count is not None and self._next >= self._count
 
 
+# --- text -------------------------------------------------------------------------------------------
+
+
+class ForgetsWhatIsAsked(StepQueue):
+    def begin(self, *plan: Any) -> None:
+        self._scheduler = None
+        super().begin(*plan)
+
+
+class GoesOnWithThePagesOfLostStages(StepQueue):
+    def begin(self, *plan: Any) -> None:
+        before, self._scheduler = self._scheduler, None
+        super().begin(*plan)
+        self._scheduler = before or self._scheduler
+
+
+class TellsTheLastTokenAgain(StepQueue):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.pieces: dict[int, Piece] = {}
+
+    def submit(self, prompt: Prompt, listener: Listener, *, choice: int = 0) -> int:
+        grew = listener.grew
+
+        def noted(sequence: int, piece: Piece) -> None:
+            self.pieces[sequence] = piece
+            grew(sequence, piece)
+
+        listener.grew = noted  # type: ignore[method-assign]
+        return super().submit(prompt, listener, choice=choice)
+
+    def begin(self, *plan: Any) -> None:
+        super().begin(*plan)
+        for number, one in self._sequences.items():
+            if number in self.pieces:
+                one.listener.grew(number, self.pieces[number])
+
+
+class EndsWithTheEpoch(StepQueue):
+    def wake(self) -> None:
+        self.close()
+
+
+class EndsWhileSomeWait(StepQueue):
+    def wait_for_step(self, is_closed: Callable[[], bool]) -> StepGroup | None:
+        if self._drains and self._scheduler is not None and not self._scheduler.running:
+            return None
+        return super().wait_for_step(is_closed)
+
+
+class _KeptStep(StepGroup):
+    is_kept, is_made_anew = True, False
+
+    def collate(self, payload: Payload) -> Microbatch:
+        return dataclasses.replace(super().collate(payload), origin=self)
+
+
+class FeedsLostStepsAgain(StepQueue):
+    def wait_for_step(self, is_closed: Callable[[], bool]) -> StepGroup | None:
+        group = super().wait_for_step(is_closed)
+        return None if group is None else _KeptStep((), group.step, group.ends)
+
+
+class GivesUpWithoutThePages(StepQueue):
+    def cancel(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+
+class TakesOverBeforeTheFormerEnds(StepQueue):
+    def take_over(self, is_closed: Callable[[], bool]) -> None:
+        if self._scheduler is not None and self._following is not None:
+            self._scheduler.restart(*self._following)
+
+
+class TakesOverThePages(StepQueue):
+    """Goes on in the pages of the plan before, which other stages have."""
+
+    def take_over(self, is_closed: Callable[[], bool]) -> None:
+        pass
+
+
+class KeepsPages(StepScheduler):
+    """Takes the tokens before a loss for computed."""
+
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        self.limits, self.cache = limits, cache
+        self._flights.clear()
+        for one in self._running.values():
+            one.awaits = False
+
+
+class SharesPagesOfLostStages(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        for one in self._running.values():
+            one.lists.give_back()
+        pool = self._pool
+        super().restart(limits, cache)
+        self._pool = pool
+        for one in self._waiting.values():
+            one.lists = self._new_lists()
+
+
+class ForgetsTheLastToken(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        super().restart(limits, cache)
+        for one in self._waiting.values():
+            if len(one.tokens) > 1:
+                one.tokens.pop()
+
+
+class ForgetsThoseWhoWait(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        self._waiting.clear()
+        super().restart(limits, cache)
+
+
+class KeepsStepsInFlight(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        flights = self._flights
+        super().restart(limits, cache)
+        self._flights = flights
+
+
+class GoesOnInEmptyPages(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        positions = {number: one.position for number, one in self._running.items()}
+        super().restart(limits, cache)
+        for number, position in positions.items():
+            one = self._waiting[number]
+            one.lists.reserve(position)
+            one.position = position
+
+
+class WaitsForALostToken(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        awaiting = [one for one in self._running.values() if one.awaits]
+        super().restart(limits, cache)
+        for one in awaiting:
+            one.awaits = True
+
+
+class KeepsTheFormerBounds(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+        super().restart(self.limits, self.cache)
+
+
 _RARE: Mapping[str, int] = {
     "StopsWhatRunsForWhatIsPrepared": 78,
     "RunsOnWithoutAParticipantOfTheNext": 1960,
@@ -560,6 +713,7 @@ _RARE: Mapping[str, int] = {
     "DoesNotSeeThatItMoves": 1840,
     "ReportsNoLink": 285,
     "RunsBeforeItIsTold": 105,
+    "TakesOverThePages": 38,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
@@ -577,6 +731,8 @@ _SEAMS: Mapping[type, Callable[[type], dict[str, Any]]] = {
     HubState: lambda bug: {"hub": bug},
     EpochMember: lambda bug: {"member": bug},
     Ledger: lambda bug: {"ledger": bug},
+    StepQueue: lambda bug: {"queue": bug, "text": True},
+    StepScheduler: lambda bug: {"scheduler": bug, "text": True},
 }
 """Where a bug in a class of the product is planted."""
 

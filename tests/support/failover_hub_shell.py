@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from failover_shells import BEAT_S, LAYERS, TIMEOUT_S, ViolationError, read_plan
+from failover_text import MOST_PAGES, PAGES
 from msgspec import Raw
 
 from pipeedge.base.fields import encode, reader
@@ -281,7 +282,8 @@ class HubShell:
         stages = [(one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in found.stages]
         data = (limits.data_rank, here[limits.data_rank])
         participants = tuple(sorted({limits.data_rank, *found.ranks}))
-        plan = Raw(encode({"stages": stages, "data": data}))
+        pages = {} if self.world.text is None else {"pages": self.world.chance.randint(PAGES, MOST_PAGES)}
+        plan = Raw(encode({"stages": stages, "data": data, **pages}))
         return Announcement(plan, participants, data_rank=limits.data_rank, goes_on=limits.goes_on)
 
     def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:

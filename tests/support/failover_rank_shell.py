@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from failover_shells import BEAT_S, LIMITS, Part, ViolationError, read_plan
+from failover_text import Ends, Values, bounds, compute_step, empty_pages, make_queue
 from failover_threads import SimCondition
 from msgspec import Raw
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.fields import encode, reader
+from pipeedge.base.payload import TensorSpec
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.messages import (
     FROM_HUB,
@@ -47,6 +49,7 @@ from pipeedge.data import Microbatch
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
+from pipeedge.run.step_queue import StepStream
 from pipeedge.transport.base import Packet, Reserved, unbound
 
 if TYPE_CHECKING:
@@ -108,7 +111,7 @@ class Turn:
         }
         self.closed = {link for link in links if me in ends[link : link + 2] and ends[link] != ends[link + 1]}
         """Links that are still to open."""
-        self.input: Input | None = None
+        self.input: Input | StepStream | None = None
 
     def peers(self) -> list[tuple[int, int]]:
         """Return rank and incarnation of the other ends of its links, in order."""
@@ -144,6 +147,7 @@ class Turn:
     def wake(self) -> None:
         if self.is_data and self.input is not None:
             self.process.ledger.close()
+            self.input.close()
         self.changed.notify_all()
         self.process.disk.notify_all()
 
@@ -236,13 +240,16 @@ class Turn:
     def feed_and_collect(self) -> Feeder:
         """Start the data rank's threads; the first stage, if it is here, takes the input from the feeder."""
         before, ledger = self.before, self.process.ledger
-        self.input = before.input if before is not None else self.process.open_input(self, ledger.position)
         takes_over = before is not None
+        if before is not None and before.input is not None:
+            self.input = before.input.following()
+        else:
+            self.input = self.process.open_input(self, ledger.position)
         feed = Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over)  # type: ignore[arg-type]
         end: Any = None if self.stage == 0 else OutgoingEnd(self, 0)
         feeder = Feeder(feed, self.activity, reserve=unbound if end is None else end.reserve)
         self.activity.feeder(lambda: feeder.is_idle)
-        sink: Any = Sink(self)
+        sink: Any = Sink(self) if self.world.text is None else TextSink(self)
         incoming: Any = IncomingEnd(self, len(self.plan.stages))
         collector = Collector(feeder, incoming, Collection(sink, counts_accuracy=False, epoch=self.epoch))
         if end is not None:
@@ -268,7 +275,11 @@ class Turn:
                     raise ViolationError(f"microbatch {number} costs a third rank")
                 self.process.fail(number)
                 raise Closed
-            self.post(at + 1, (number, [*way, first, stop]))
+            if world.text is None:
+                self.post(at + 1, (number, [*way, first, stop]))
+            else:
+                pages = self.process.pages.setdefault((first, stop), empty_pages(self.process.number))
+                self.post(at + 1, (number, compute_step(pages, bounds(self.plan.pages), way, first, stop)))
         self.stage_ended = True
         for turn in self.process.turns_by_epoch.values():
             turn.changed.notify_all()
@@ -285,7 +296,7 @@ class Turn:
         if packet is None:
             return None
         self.note_fed(packet.number)
-        return packet.number, []
+        return packet.number, packet.payload
 
     def note_fed(self, number: int) -> None:
         """Check that a microbatch may be fed."""
@@ -302,6 +313,12 @@ class Input:
     def __init__(self, turn: Turn, position: int) -> None:
         self._turn = turn
         self._position = position
+
+    def following(self) -> Input:
+        return self
+
+    def close(self) -> None:
+        pass
 
     def next(self, microbatch_size: int) -> Items | None:
         world = self._turn.world
@@ -358,13 +375,13 @@ class OutgoingEnd:
         self._turn = turn
         self._link = link
 
-    def reserve(self, specs: object) -> Reserved:
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
         self._turn.wait_for(lambda: self._turn.outgoing[self._link] > 0)
-        return Reserved(())
+        return Reserved(tuple(spec.empty() for spec in specs))
 
     def send(self, packet: Packet) -> int:
         self._turn.note_fed(packet.number)
-        self._turn.post(self._link, (packet.number, []))
+        self._turn.post(self._link, (packet.number, packet.payload))
         return 0
 
     def finish(self) -> None:
@@ -395,8 +412,11 @@ class IncomingEnd:
         if frame is None:
             return None
         number, way = frame
+        lease = Lease(self._turn, self._link)
+        if self._turn.world.text is not None:
+            return Packet(number, len(way[0]), tuple(way), lease)
         outputs = torch.tensor([way] * ITEMS, dtype=torch.float32)
-        return Packet(number, ITEMS, (outputs,), Lease(self._turn, self._link))
+        return Packet(number, ITEMS, (outputs,), lease)
 
 
 class Sink:
@@ -418,6 +438,21 @@ class Sink:
         world.rows.append(number)
 
 
+class TextSink:
+    """The sink of a decoder."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def write(self, number: int, outputs: torch.Tensor, batch: Microbatch) -> None:
+        turn, world = self._turn, self._turn.world
+        world.note("write", turn.epoch, number)
+        if number != len(world.rows):
+            raise ViolationError(f"step {number} is written after {len(world.rows)} steps")
+        world.rows.append(number)
+        turn.process.texts.write(number, outputs, batch)
+
+
 class RankShell:
     """A process of one rank in a simulated run."""
 
@@ -431,6 +466,9 @@ class RankShell:
         self.turns = Turns(self._tell, lambda: world.now, self.rules, SimCondition(world))  # type: ignore[arg-type]
         self.activity = Activity(lambda: world.now)
         self.ledger = world.rules.ledger(SimCondition(world))  # type: ignore[arg-type]
+        self.texts = make_queue(world, SimCondition(world))
+        self.pages: dict[tuple[int, int], Values] = {}
+        """Caches of the layers that this process had, as it has left them."""
         self.turns_by_epoch: dict[int, Turn] = {}
         self.early: dict[tuple[int, int], int] = {}
         """Processes that have asked to open a link of an epoch that is not prepared here."""
@@ -450,8 +488,10 @@ class RankShell:
         self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.hub_heard_at = self.began_at = world.now
 
-    def open_input(self, turn: Turn, position: int | None) -> Input:
-        """Return the input of an epoch: a file, which is read again, or requests."""
+    def open_input(self, turn: Turn, position: int | None) -> Input | StepStream:
+        """Return the input of an epoch: a file, which is read again, requests, or steps of a decoder."""
+        if self.world.text is not None:
+            return self.texts.stream()
         return Requests(turn, 0) if self.world.limits.endless else Input(turn, position or 0)
 
     @property
@@ -611,7 +651,11 @@ class RankShell:
             world.window = turn.plan.window
         turn.open()
         turn.load()
+        if turn.is_data and world.text is not None:
+            self.begin_text(turn)
         self.turns.ready(turn.epoch)
+        if turn.is_data and world.text is not None:
+            world.text.open(self)
         if turn.is_data and turn.is_change:
             ledger.change(turn.epoch, turn.plan.window)
             world.window += turn.plan.window
@@ -622,6 +666,16 @@ class RankShell:
             self.turns.has_all()
         else:
             self.turns.say(Passed(turn.epoch, ledger.first_of_next if turn.is_data else None))
+
+    def begin_text(self, turn: Turn) -> None:
+        """Let the data rank make steps for an epoch."""
+        plan, ends = turn.plan, Ends()
+        alone = len(plan.stages) == 1 and plan.stages[0][:2] == plan.data
+        groups = 1 if alone else len(plan.stages) + 1
+        if turn.is_change:
+            self.texts.change(bounds(plan.pages), groups, 0)
+        else:
+            self.texts.begin(ends, bounds(plan.pages), groups, 0)  # type: ignore[arg-type]
 
     def _stop(self, turn: Turn) -> None:
         """End the threads of an epoch."""

@@ -15,7 +15,9 @@ from msgspec import Raw
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.liveness import Limits
 from pipeedge.control.rules import HubParts, HubState
+from pipeedge.decoding.steps import StepScheduler
 from pipeedge.run.ledger import Ledger
+from pipeedge.run.step_queue import StepQueue
 
 LAYERS = 6
 TIMEOUT_S = 10.0
@@ -38,6 +40,10 @@ class Rules:
     """Parts of the hub's rules."""
     member: Callable[[], EpochMember] = EpochMember
     ledger: type[Ledger] = Ledger
+    queue: type[StepQueue] = StepQueue
+    scheduler: type[StepScheduler] = StepScheduler
+    text: bool = False
+    """Whether the pipeline generates text, so that its stages remember."""
     from_seed: int = 0
     """Seed from which to look for one that shows a bug which only few do."""
 
@@ -50,6 +56,8 @@ class Part:
     """Rank, incarnation, first layer, layer after the last."""
     data: tuple[int, int]
     """Rank and incarnation of the data rank."""
+    pages: int = 0
+    """Number of pages of the caches of stages that generate text."""
 
     @property
     def ends(self) -> list[tuple[int, int]]:
@@ -68,4 +76,4 @@ class Part:
 
 def read_plan(plan: Raw) -> Part:
     body = json.loads(bytes(plan))
-    return Part([tuple(stage) for stage in body["stages"]], tuple(body["data"]))
+    return Part([tuple(stage) for stage in body["stages"]], tuple(body["data"]), body.get("pages", 0))

@@ -15,12 +15,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from failover_hub_shell import HubShell
 from failover_rank_shell import RankShell
 from failover_shells import LAYERS, Rules, ViolationError
+from failover_text import TextLoad
 from failover_threads import Threads
 
 from pipeedge.control.epochs import Step
@@ -136,6 +137,10 @@ class World:
         self._events: list[tuple[float, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self.limits = self._draw()
+        self.text = TextLoad(self) if rules.text else None
+        """What is asked, if the pipeline generates text."""
+        if self.text is not None:
+            self.limits = replace(self.limits, poison=None, endless=False)
         self.network = Network(self)
         self.threads = Threads(self)
         self.window = 0
@@ -347,7 +352,9 @@ class World:
         limits, step = self.limits, self.hub.step
         if self._ended_at is None:
             raise ViolationError(f"nothing can happen any longer: {step.value}")
-        if step is Step.COMPLETE and self.rows != list(range(limits.microbatches)):
+        if step is Step.COMPLETE and self.text is not None:
+            self.text.check_end()
+        elif step is Step.COMPLETE and self.rows != list(range(limits.microbatches)):
             raise ViolationError(f"complete with rows {self.rows} of {limits.microbatches}")
         for process in self.processes.values():
             should_know = process.alive and not process.disturbed and process.began_at <= self._ended_at

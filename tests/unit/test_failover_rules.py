@@ -518,6 +518,14 @@ class TestWorld:
         assert sum(outcome.switches for outcome in outcomes) > len(outcomes) / 12
         assert sum(outcome.drops for outcome in outcomes) > len(outcomes) / 50
 
+    def test_disturbed_texts_have_every_token_once(self) -> None:
+        worlds = [World(seed, Rules(text=True)) for seed in range(cases(2_000, 40))]
+        outcomes = [world.run() for world in worlds]
+        assert sum(outcome.complete for outcome in outcomes) > 0.4 * len(outcomes)
+        assert sum(outcome.failovers for outcome in outcomes) > len(outcomes) / 4
+        assert any(outcome.switches for outcome in outcomes)
+        assert sum(world.data.texts.state().repeated_tokens for world in worlds) > 10 * len(worlds)
+
     @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
     def test_planted_bug_is_found_and_replays(self, bug: Rules) -> None:
         seed, first = failing_trace(bug)
