@@ -80,8 +80,12 @@ const std::vector<double>& weights_on(const Problem& problem, const DeviceType& 
 double layer_bytes(const Problem& problem, const Setting& setting, const DeviceType& type, int layer) {
   GrowingStage stage(problem, type, layer);
   stage.add_layer();
-  return stage.held_bytes() + setting.buffers_in * cut_bytes(problem, setting, layer) +
-         setting.buffers_out * cut_bytes(problem, setting, layer + 1);
+  return stage_bytes(problem, setting, stage);
+}
+
+double stage_bytes(const Problem& problem, const Setting& setting, const GrowingStage& stage) {
+  return stage.held_bytes() + setting.buffers_in * cut_bytes(problem, setting, stage.first()) +
+         setting.buffers_out * cut_bytes(problem, setting, stage.last());
 }
 
 double stage_loss(const DeviceType& type, int first, int last) {

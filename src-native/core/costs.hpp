@@ -137,6 +137,9 @@ class GrowingStage {
   double activation_bytes_ = 0;
 };
 
+// What a stage holds if values arrive in the number type of its setting.
+double stage_bytes(const Problem& problem, const Setting& setting, const GrowingStage& stage);
+
 // Values with a smaller relative difference are equal, such as sums of the same times in another order.
 constexpr double kRelativeTolerance = 1e-9;
 

@@ -184,10 +184,11 @@ void Instance::measure_links(const LinkTable& links) {
 
 void Instance::bound_layers() {
   std::vector<double> least(index(layers()), kInfinity);
-  for (const Mode& mode : modes_) {
+  for (int m = 0; m < static_cast<int>(modes_.size()); ++m) {
+    const Mode& mode = this->mode(m);
     const std::vector<double> times = mode.type->bids() ? layer_shares(*mode.type, layers()) : mode.type->time_s;
     for (std::size_t l = 0; l < least.size(); ++l) least[l] = std::min(least[l], times[l]);
-    if (mode.type->bids()) nested_ = nested_ && settings() == 1 && bids_nested(*mode.type);
+    nested_ = nested_ && nests(m);
   }
   fastest_.push_back(0);
   for (const double seconds : least) {
@@ -243,12 +244,25 @@ bool Instance::dearer(int later, int cut) const {
   return false;
 }
 
-bool Instance::bids_nested(const DeviceType& type) const {
+// Whether a host takes each part of its stages after a cut that is not dearer, too. Others than these do.
+bool Instance::nests(int mode) const {
+  const DeviceType& type = *this->mode(mode).type;
+  if (!type.bids() && type.beside_bytes.empty()) return true;
+  if (settings() > 1) return false;
+  std::vector<double> costs((index(layers()) + 1) * (index(layers()) + 1), kInfinity);  // of the stages that it takes
+  for (int first = 1; first < layers(); ++first) {
+    GrowingStage stage = stage_from(mode, first);
+    while (stage.last() < layers()) {
+      stage.add_layer();
+      if (room(mode, stage) < 0) continue;
+      costs[type.stage_index(first, stage.last())] = type.bids() ? type.bid(first, stage.last()) : 0;
+    }
+  }
   for (int first = 1; first < layers(); ++first) {
     for (int before = 1; before < first; ++before) {
       if (dearer(first, before)) continue;
       for (int last = first + 1; last <= layers(); ++last) {
-        if (type.bid(first, last) > loosened(type.bid(before, last))) return false;
+        if (costs[type.stage_index(first, last)] > loosened(costs[type.stage_index(before, last)])) return false;
       }
     }
   }

@@ -75,11 +75,13 @@ class Instance {
   GrowingStage stage_from(int mode, int first) const { return {problem_, *this->mode(mode).type, first}; }
   // The highest level of values that a stage may receive, as far as its memory goes; -1 if it does not fit.
   int room(int mode, const GrowingStage& stage) const {
+    const DeviceType& type = *this->mode(mode).type;
     int level = levels() - 1;
-    if (this->mode(mode).type->bids()) return level;
+    if (type.bids()) return level;
+    const double held = stage.held_bytes() + type.beside(stage.first(), stage.last());
     const double* in = buffer_in_.data() + row(this->mode(mode).local) * index(levels()) + index(stage.first());
     const double out = buffer_out_[row(this->mode(mode).local) + index(stage.last())];
-    while (level >= 0 && !(stage.held_bytes() + (in[row(level)] + out) <= memory_[index(mode)])) --level;
+    while (level >= 0 && !(held + (in[row(level)] + out) <= memory_[index(mode)])) --level;
     return level;
   }
   // Whether weights and activations alone exceed the memory, so that no longer stage fits either.
@@ -144,7 +146,7 @@ class Instance {
   void measure_links(const LinkTable& links);
   void bound_layers();
   void compare_senders();
-  bool bids_nested(const DeviceType& type) const;
+  bool nests(int mode) const;
 
   const Problem& problem_;
   double batch_size_;

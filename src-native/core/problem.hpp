@@ -37,7 +37,8 @@
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
 // is at most the type's mem_bytes. A layer that shares its weights with an earlier one of the stage counts as far as
 // it is larger. Buffers count uncompressed, because a link may increase its bits during the run, and what arrives has
-// the element size of the stage before. A host runs one stage.
+// the element size of the stage before. While a plan takes over from one that runs, a host also holds what it has of
+// that one. A host runs one stage.
 //
 // Losses are parts of the answers that change. That they add up is an assumption; a plan has to be tried out.
 //
@@ -105,13 +106,17 @@ struct DeviceType {
   // Empty, or [first * (layers + 1) + last]: a bid for each stage, infinite if the host does not take it. Bids
   // replace everything above: buffers do not count, and times and memory of layers should be 0.
   std::vector<double> stage_s;
+  // Empty, or [first * (layers + 1) + last]: bytes that the host holds besides each stage, of a plan that still runs.
+  std::vector<double> beside_bytes;
   double busy_w = -1;  // watts while a stage computes on it; negative: unknown
   double idle_w = 0;   // watts while it waits, at most those above if they are known
   ProfileNotes notes;
 
   bool bids() const { return !stage_s.empty(); }
-  double bid(int first, int last) const {
-    return stage_s[static_cast<std::size_t>(first) * (time_s.size() + 1) + static_cast<std::size_t>(last)];
+  double bid(int first, int last) const { return stage_s[stage_index(first, last)]; }
+  double beside(int first, int last) const { return beside_bytes.empty() ? 0 : beside_bytes[stage_index(first, last)]; }
+  std::size_t stage_index(int first, int last) const {
+    return static_cast<std::size_t>(first) * (time_s.size() + 1) + static_cast<std::size_t>(last);
   }
 };
 

@@ -77,8 +77,7 @@ double held_bytes(const Problem& problem, const LoadedStage& loaded, int setting
   const Setting& own = problem.setting(setting);
   GrowingStage stage(problem, *own.type(loaded.host), loaded.first);
   while (stage.last() < loaded.last) stage.add_layer();
-  return stage.held_bytes() + own.buffers_in * cut_bytes(problem, own, loaded.first) +
-         own.buffers_out * cut_bytes(problem, own, loaded.last);
+  return stage_bytes(problem, own, stage);
 }
 
 // Memory of the stage that runs on the host of another one, without the weights that both have.
@@ -89,36 +88,29 @@ double beside_bytes(const Problem& problem, const Before& before, const Stage& s
          known_bytes(problem, *loaded, stage);
 }
 
-// The seconds of each stage on a host in a setting: infinite if it has no memory for it beside what runs.
-struct StageTable {
-  std::vector<double> seconds;
-  bool narrows = false;  // whether some stage would fit alone
-};
-
-// `widest`: bytes of an element that arrives.
-StageTable table_beside(const Problem& problem, const Before& before, int host, int setting, double widest) {
+// What a host holds besides each stage while the plan before runs; empty if it has the memory for any that fits alone.
+std::vector<double> table_beside(const Problem& problem, const Before& before, int host, int setting) {
   const Setting& own = problem.setting(setting);
   const DeviceType& type = *own.type(host);
-  const int layers = problem.layers();
-  StageTable table{std::vector<double>(at((layers + 1) * (layers + 1)), kInfinity)};
-  for (int first = 0; first < layers; ++first) {
+  double widest = 0;  // bytes of an element that arrives
+  for (const Setting& other : problem.settings) {
+    if (other.batch_size == own.batch_size) widest = std::max(widest, other.element_bytes);
+  }
+  std::vector<double> table(at((problem.layers() + 1) * (problem.layers() + 1)), 0);
+  bool narrows = false;
+  for (int first = 0; first < problem.layers(); ++first) {
     GrowingStage stage(problem, type, first);
     const double arriving = cut_bytes(problem, own, first) * (first == 0 ? 1 : widest / own.element_bytes);
-    while (stage.last() < layers) {
+    while (stage.last() < problem.layers()) {
       stage.add_layer();
-      const double held =
-          stage.held_bytes() + own.buffers_in * arriving + own.buffers_out * cut_bytes(problem, own, stage.last());
-      if (held > loosened(type.mem_bytes)) continue;
-      const Stage asked{host, first, stage.last(), setting, 0};
-      if (held + beside_bytes(problem, before, asked) > loosened(type.mem_bytes)) {
-        table.narrows = true;
-        continue;
-      }
-      table.seconds[at(first * (layers + 1) + stage.last())] =
-          stage.seconds(receive_seconds(problem, type, host, first), send_seconds(problem, type, host, stage.last()));
+      if (stage.held_bytes() > loosened(type.mem_bytes)) break;
+      const double beside = beside_bytes(problem, before, {host, first, stage.last(), setting, 0});
+      const double buffers = own.buffers_in * arriving + own.buffers_out * cut_bytes(problem, own, stage.last());
+      narrows = narrows || (beside > 0 && stage.held_bytes() + buffers + beside > loosened(type.mem_bytes));
+      table[type.stage_index(first, stage.last())] = beside;
     }
   }
-  return table;
+  return narrows ? table : std::vector<double>();
 }
 
 // The cheapest assignment of columns to rows, each at most once; there are at least as many columns. The Hungarian
@@ -351,9 +343,7 @@ class Follower {
     const DeviceType& type = *setting.type(host);
     GrowingStage stage(problem_, type, first);
     while (stage.last() < last) stage.add_layer();
-    const double held = stage.held_bytes() + setting.buffers_in * cut_bytes(problem_, setting, first) +
-                        setting.buffers_out * cut_bytes(problem_, setting, last);
-    if (!type.bids() && held > loosened(type.mem_bytes)) return false;
+    if (!type.bids() && stage_bytes(problem_, setting, stage) > loosened(type.mem_bytes)) return false;
     double seconds =
         stage.seconds(receive_seconds(problem_, type, host, first), send_seconds(problem_, type, host, last));
     if (host == problem_.data_host) {
@@ -390,7 +380,19 @@ class Follower {
 }  // namespace
 
 std::vector<double> stage_table(const Problem& problem, int host, int setting) {
-  return table_beside(problem, {}, host, setting, problem.setting(setting).element_bytes).seconds;
+  const Setting& own = problem.setting(setting);
+  const DeviceType& type = *own.type(host);
+  std::vector<double> seconds(at((problem.layers() + 1) * (problem.layers() + 1)), kInfinity);
+  for (int first = 0; first < problem.layers(); ++first) {
+    GrowingStage stage(problem, type, first);
+    while (stage.last() < problem.layers()) {
+      stage.add_layer();
+      if (stage_bytes(problem, own, stage) > loosened(type.mem_bytes)) continue;
+      seconds[type.stage_index(first, stage.last())] =
+          stage.seconds(receive_seconds(problem, type, host, first), send_seconds(problem, type, host, stage.last()));
+    }
+  }
+  return seconds;
 }
 
 Problem beside(const Problem& problem, const Before& before) {
@@ -400,21 +402,12 @@ Problem beside(const Problem& problem, const Before& before) {
     for (std::size_t s = 0; s < problem.settings.size(); ++s) {
       const DeviceType* const type = problem.settings[s].type(loaded.host);
       if (type == nullptr || type->bids()) continue;
-      double widest = 0;
-      for (const Setting& other : problem.settings) {
-        if (other.batch_size == problem.settings[s].batch_size) widest = std::max(widest, other.element_bytes);
-      }
-      StageTable table = table_beside(problem, before, loaded.host, static_cast<int>(s), widest);
-      if (!table.narrows) continue;
-      DeviceType own = *type;
-      own.stage_s = std::move(table.seconds);
-      std::fill(own.time_s.begin(), own.time_s.end(), 0.0);
-      own.receive_s.clear();
-      own.send_s.clear();
-      own.activation_bytes.clear();
+      std::vector<double> table = table_beside(problem, before, loaded.host, static_cast<int>(s));
+      if (table.empty()) continue;
       Setting& setting = narrowed.settings[s];
       setting.type_of[at(loaded.host)] = static_cast<int>(setting.types.size());
-      setting.types.push_back(std::move(own));
+      setting.types.push_back(*type);
+      setting.types.back().beside_bytes = std::move(table);
     }
   }
   return narrowed;

@@ -350,21 +350,21 @@ def joint_plans(case: Case) -> Iterator[list[Stage]]:
                             yield stages
 
 
-def held(case: Case, size: int, stage: Stage, widest: str) -> float:
-    """Return the bytes of a stage, with what arrives in the widest number type."""
+def held(case: Case, size: int, stage: Stage, dtype_before: str) -> float:
+    """Return the bytes of a stage that receives values of a number type."""
     profile = case.profiles[size, stage.dtype][case.hosts[stage.host]]
     layers = slice(stage.first, stage.last)
-    arriving = case.elements[stage.first] * size * ELEMENT_BYTES[widest if stage.first else stage.dtype]
+    arriving = case.elements[stage.first] * size * ELEMENT_BYTES[dtype_before]
     leaving = case.elements[stage.last] * size
     leaving *= 4 if stage.last == case.layers else ELEMENT_BYTES[stage.dtype]
     buffers = case.buffers[0] * arriving + case.buffers[1] * leaving
     return sum(profile.weights[layers]) + max(profile.activations[layers]) + buffers
 
 
-def joins(case: Case, size: int, running: list[Stage], stages: list[Stage], widest: str) -> bool:
+def joins(case: Case, size: int, running: list[Stage], stages: list[Stage]) -> bool:
     """Return whether every host can hold its stages of both plans."""
     before = {stage.host: stage for stage in running}
-    for stage in stages:
+    for stage, stage_before in zip(stages, (stages[0], *stages), strict=False):
         old = before.get(stage.host)
         if old is None or (old.first, old.last, old.dtype) == (stage.first, stage.last, stage.dtype):
             continue
@@ -372,7 +372,7 @@ def joins(case: Case, size: int, running: list[Stage], stages: list[Stage], wide
         both = range(max(old.first, stage.first), min(old.last, stage.last))
         weights = case.profiles[size, stage.dtype][kind].weights
         shared = sum(weights[layer] for layer in both) if old.dtype == stage.dtype else 0.0
-        needed = held(case, size, stage, widest) + held(case, size, old, old.dtype) - shared
+        needed = held(case, size, stage, stage_before.dtype) + held(case, size, old, old.dtype) - shared
         if needed > case.memory[kind] * (1 + 1e-9):
             return False
     return True
@@ -395,26 +395,24 @@ def small_case(seed: int, objective: str) -> Case | None:
 @pytest.mark.parametrize("objective", ["throughput", "latency", "energy"])
 def test_joint_plan_that_takes_over_keeps_agreement_and_memory(objective: str) -> None:
     tried = 0
-    for seed in range(cases(3000, 150)):
+    # In case 92 the running plan fits only because narrow values arrive; in 812 another one does not fit.
+    for seed in (*range(cases(3000, 150)), 92, 812):
         case = small_case(seed, objective)
         if case is None:
             continue
         ((size, _), *_) = case.profiles
-        widest = max((dtype for _, dtype in case.profiles), key=lambda dtype: ELEMENT_BYTES[dtype])
         known = ((stages, joint_costs(case, size, stages)) for stages in joint_plans(case))
         allowed = [
             (stages, costs)
             for stages, costs in known
-            if costs.loss <= case.max_loss and np.isfinite(costs.latency)
+            if costs.loss <= case.max_loss and np.isfinite(costs.loss + costs.latency)
         ]
         if not allowed:
             continue
         tried += 1
         running, _ = max(allowed, key=lambda plan: (len(plan[0]), plan[1].period))
         best = min(
-            objective_of(case, size, costs)
-            for stages, costs in allowed
-            if joins(case, size, running, stages, widest)
+            objective_of(case, size, costs) for stages, costs in allowed if joins(case, size, running, stages)
         )
         before = [
             {
