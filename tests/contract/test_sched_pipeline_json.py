@@ -203,7 +203,7 @@ def test_each_device_type_may_have_its_number_type(cluster: Cluster) -> None:
     assert only["warnings"] == ["device_types.yml: no number type is allowed for slow; left out: 1 host"]
     for option, message in (
         ("fast", "'fast' is not of the form TYPE=DTYPE"),
-        ("fast=int4", "unknown dtype int4"),
+        ("fast=int5", "unknown dtype int5"),
         ("quick=int8", "--dtype-of quick: no such device type in device_types.yml"),
     ):
         done = cluster.run(f"--dtype-of={option}")
