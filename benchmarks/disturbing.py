@@ -20,15 +20,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.data.unfinished import unfinished_path
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.shard import Shard
 from pipeedge.testbed import network
 
@@ -264,17 +266,23 @@ class _Raising:
 
     def __init__(self) -> None:
         self._pending = False
-        self._forward = Shard.forward
         signal.signal(signal.SIGUSR1, self._ask)
+        Shard.forward = self._failing(Shard.forward)  # type: ignore[method-assign]
+        DecoderStage.step = self._failing(DecoderStage.step)  # type: ignore[method-assign]
 
     def _ask(self, number: int, frame: object) -> None:
         self._pending = True
 
-    def forward(self, shard: Shard, *payload: object) -> object:
-        if self._pending:
-            self._pending = False
-            raise RuntimeError("planted: a layer fails")
-        return self._forward(shard, *payload)  # type: ignore[arg-type]
+    def _failing(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what computes as ``compute`` does, unless it is to fail."""
+
+        def failing(shard: object, *payload: object, **options: object) -> object:
+            if self._pending:
+                self._pending = False
+                raise RuntimeError("planted: a layer fails")
+            return compute(shard, *payload, **options)
+
+        return failing
 
 
 def _become(words: Sequence[str], directory: Path, name: str, net: Cables | None, rank: int) -> None:
@@ -288,7 +296,6 @@ def _become(words: Sequence[str], directory: Path, name: str, net: Cables | None
         os.dup2(os.open(f"{name}.{suffix}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), stream.fileno())
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    raising = _Raising()
-    Shard.forward = lambda shard, *payload: raising.forward(shard, *payload)  # type: ignore[assignment, method-assign]
+    _Raising()
     sys.argv = ["runtime.py", *words]
     runpy.run_path(str(ROOT / "runtime.py"), run_name="__main__")

@@ -132,6 +132,10 @@ class _Generated:
     """Step before which the sequence became ready."""
     yielded: int = 0
     """How often it has yielded its pages."""
+    lost: int = 0
+    """Number of tokens that were computed when all caches were lost; computing them again is not put off for
+    the sake of others.
+    """
 
     @property
     def generates(self) -> bool:
@@ -333,6 +337,7 @@ class StepScheduler:
         for one in self._waiting.values():
             self.check(len(one.tokens), one.end - len(one.tokens))
             self.repeated_tokens += one.position
+            one.lost = max(one.lost, one.position)
             one.lists, one.position, one.awaits = self._new_lists(), 0, False
 
     def _forget_pages(self) -> None:
@@ -492,7 +497,7 @@ class StepScheduler:
         rows = min(limits.rows - parts, self._rows_of_chunk(ready))
         budget = limits.cost(0, limits.rows) - cost
         generating = [one.position for one in self._running.values() if one.generates]
-        if generating:
+        if generating and not any(one.position < one.lost for one in ready):
             share = sum(limits.cost(position, 1) for position in generating) / limits.groups
             usual = limits.fixed + max(share, cost)
             budget = min(budget, max(limits.slowdown * usual - limits.fixed - cost, 1.0))

@@ -611,6 +611,8 @@ class RankShell:
             self._tell(Complete())
         if self.turns.latest:
             self._tell(Done(Raw(b"null")))
+        else:
+            self.die()  # it has nothing to tell
 
     # -- the thread of an epoch -------------------------------------------------------------------
 

@@ -176,7 +176,7 @@ class TextLoad:
         times = sorted(chance.choice((0.0, chance.uniform(0.0, 4.0))) for _ in range(chance.randint(1, 6)))
         for item, time in enumerate(times):
             prompt = _drawn_prompt(chance, item, chance.choice(beginnings))
-            self._at(time, process, self._submit, prompt)
+            self._at(time, process, self._submit, process, prompt)
         self._at(times[-1] + 0.01, process, process.texts.drain)  # not at the same moment
 
     def _at(self, seconds: float, process: RankShell, event: Callable[..., None], *args: Any) -> None:
@@ -188,18 +188,18 @@ class TextLoad:
     def _ask(self, process: RankShell, event: Callable[..., None], args: tuple[Any, ...]) -> None:
         process.do(event, *args)
 
-    def _submit(self, prompt: Prompt) -> None:
-        process, chance = self.world.data, self.world.chance
+    def _submit(self, process: RankShell, prompt: Prompt) -> None:
+        chance = self.world.chance
         for choice in range(prompt.sampling.n):
             told = Told(answer_alone(prompt, choice)[1])
             self.told.append(told)
             sequence = process.texts.submit(prompt, told, choice=choice)
             if chance.random() < 0.15:
-                self._at(chance.uniform(0.1, 3.0), process, self._cancel, sequence, told)
+                self._at(chance.uniform(0.1, 3.0), process, self._cancel, process, sequence, told)
 
-    def _cancel(self, sequence: int, told: Told) -> None:
+    def _cancel(self, process: RankShell, sequence: int, told: Told) -> None:
         told.cancelled = not told.ended_
-        self.world.data.texts.cancel(sequence)
+        process.texts.cancel(sequence)
 
     def check_end(self) -> None:
         """Check that everybody has an answer."""

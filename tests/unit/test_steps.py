@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -159,7 +160,11 @@ class Figures:
 
 
 def simulate(
-    stages: int, limits: StepLimits, sequences: list[tuple[float, int, int]], head: float = 0.0
+    stages: int,
+    limits: StepLimits,
+    sequences: list[tuple[float, int, int]],
+    head: float = 0.0,
+    loss: float = math.inf,
 ) -> Figures:
     """Run sequences through a pipeline of equal stages, whose steps cost what the limits say.
 
@@ -168,8 +173,10 @@ def simulate(
         limits: Bounds and costs of steps.
         sequences: When each comes, the length of its prompt, and its number of tokens.
         head: Cost of scoring a row.
+        loss: Time at which all caches are lost, with what is under way.
     """
-    scheduler = StepScheduler(limits, CacheSize(pages=10_000))
+    cache = CacheSize(pages=10_000)
+    scheduler = StepScheduler(limits, cache)
     figures, now, free = Figures(), 0.0, [0.0] * (stages + 1)
     coming = deque(sorted((when, number, *lengths) for number, (when, *lengths) in enumerate(sequences)))
     flights: deque[tuple[float, DecodingStep]] = deque()
@@ -191,6 +198,10 @@ def simulate(
             figures.elapsed = now
             return figures
         now = min(moments)
+        if now >= loss:
+            scheduler.restart(limits, cache)
+            flights.clear()
+            now, loss, free = loss, math.inf, [loss] * (stages + 1)
         while flights and flights[0][0] <= now:
             _, step = flights.popleft()
             scored = [part.sequence for part in step.parts if part.scored]
@@ -240,6 +251,19 @@ def test_a_long_prompt_slows_others_by_a_bounded_factor(stages: int, groups: int
         return sorted(gaps)[int(len(gaps) * 0.95)]
 
     assert slow_gap(pasted) <= limits.slowdown * slow_gap(usual) * 1.02
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_all_go_on_soon_after_a_loss(stages: int) -> None:
+    """Whoever goes on first does not delay the others, beside one prompt of all their tokens."""
+    limits = StepLimits(context=5000, groups=1 if stages == 1 else stages + 1, rows=128)
+    usual = simulate(stages, limits, [(0.0, 300, 600)] * 8)
+    loss = usual.elapsed / 2
+    disturbed = simulate(stages, limits, [(0.0, 300, 600)] * 8, loss=loss)
+    tokens = 8 * 300 + sum(moment < loss for times in usual.tokens.values() for moment in times)
+    prompt = simulate(stages, replace(limits, context=9999), [(0.0, tokens, 1)]).elapsed
+    pauses = [min(moment for moment in times if moment > loss) - loss for times in disturbed.tokens.values()]
+    assert max(pauses) <= 1.1 * prompt
 
 
 @given(
