@@ -7,14 +7,14 @@ import io
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from failing_layers import fail_layers
 from places import ROOT
 from ports import free_port
 from rich.console import Console
@@ -29,7 +29,6 @@ from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
-from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.environment import Environment
@@ -141,26 +140,6 @@ def test_answers_are_in_input_order_and_the_same_for_any_number_at_a_time(tmp_pa
         assert figures["completion_tokens"] == sum(len(one["token_ids"]) for one in written)  # type: ignore[arg-type]
         assert figures["prefill_tokens_per_s"] > 0 < figures["decode_tokens_per_s"]
     assert sum(texts[0]["cache_bytes"]) == 5 * texts[1]["cache_bytes"][0]
-
-
-def fail_layers(monkeypatch: pytest.MonkeyPatch, moments: Mapping[int, int]) -> None:
-    """Let stages raise an exception, each once.
-
-    Args:
-        monkeypatch: Undoes it.
-        moments: Number of steps after which a stage fails, by its first layer, from 0.
-    """
-    step, steps, failed = DecoderStage.step, Counter[int](), set[int]()
-
-    def counted(self: DecoderStage, *rest: Any, **options: Any) -> Any:
-        first = self.layers.start
-        steps[first] += 1
-        if first not in failed and steps[first] > moments.get(first, steps[first]):
-            failed.add(first)
-            raise RuntimeError("bad memory")
-        return step(self, *rest, **options)
-
-    monkeypatch.setattr(DecoderStage, "step", counted)
 
 
 def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

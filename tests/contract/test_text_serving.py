@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from failing_layers import fail_layers
 from http_client import ServedModel
 from places import ROOT
 from waiting import LIMIT_S, until
@@ -116,6 +117,32 @@ def test_a_text_alone_is_that_beside_seven_others(served: ServedModel, options: 
         together = list(pool.map(text, bodies))
     assert together[3] == alone
     assert len(set(together)) > 1
+
+
+def test_streams_go_on_when_ranks_fail(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every event comes once, in order, with the token of a server that loses nothing."""
+    texts = [f"What is {4 * number} + {number}?" for number in range(6)]
+    bodies = [
+        {**LONG, "messages": [{"role": "user", "content": text}], "temperature": 1, "seed": 5, "n": n}
+        for text, n in zip(texts, [1, 2] * 3, strict=True)
+    ]
+
+    def streamed(server: ServedModel, body: dict[str, Any]) -> list[Any]:
+        whole = server.post("/v1/chat/completions", {**body, "stream": True, "logprobs": True})
+        found = []
+        for number, (fields, chunk) in enumerate(events(whole.body)[:-1]):
+            assert body["n"] > 1 or fields["id"].split("-")[1] == str(number)
+            found.append(chunk["choices"])
+        return found
+
+    wanted = [sorted(streamed(served, body), key=str) for body in bodies]
+    fail_layers(monkeypatch, {5: 60, 13: 130})
+    options = ("-m", PUZZLES, "-u", 8, "-c", "tcp", "--on-failure", "continue", "-pt", "1,5,6,13,14,16")
+    with ServedModel(*options, world=4) as server, ThreadPoolExecutor(len(bodies)) as pool:
+        found = list(pool.map(lambda body: streamed(server, body), bodies))
+        assert figures(server)["repeated_tokens_total"] > 0
+    assert [sorted(one, key=str) for one in found] == wanted
+    assert sum("the run goes on after" in line for line in server.lines) == 2
 
 
 @pytest.mark.parametrize(

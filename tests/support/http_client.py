@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from ports import free_port
 from waiting import LIMIT_S, until
 
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run import pipeline
@@ -60,25 +63,40 @@ def ask(
 
 
 class ServedModel:
-    """``runtime.py 0 1 --serve`` in threads of this process, as long as the body of a ``with`` statement."""
+    """``runtime.py 0 1 --serve`` in threads of this process, as long as the body of a ``with`` statement.
 
-    def __init__(self, *options: object) -> None:
+    Args:
+        options: Options of all ranks.
+        world: Number of ranks.
+    """
+
+    def __init__(self, *options: object, world: int = 1) -> None:
         self.port = free_port()
         self.lines: list[str] = []
         self.failure: BaseException | None = None
-        argv = ["0", "1", "--quiet", "--serve", str(self.port), *map(str, options)]
-        self._request = parse_runtime(argv, Environment()).request
+        own = ["--serve", str(self.port)]
+        common = ["--quiet", "--port", str(free_port()), *map(str, options)]
+        self._requests = [
+            parse_runtime([str(rank), str(world), *common, *own[: 2 * (rank == 0)]], Environment()).request
+            for rank in range(world)
+        ]
         self._serving = HttpEnds(self.lines.append, open_served_text)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         try:
-            pipeline.run(self._request, _no_console, self.lines.append, self._serving.open)
+            pipeline.run(self._requests[0], _no_console, self.lines.append, self._serving.open)
         except BaseException as error:
             self.failure = error
 
+    def _run_other(self, request: RunRequest) -> None:
+        with suppress(PipeEdgeError):  # it may be lost
+            pipeline.run(request, _no_console, lambda line: None)
+
     def __enter__(self) -> ServedModel:
         self._thread.start()
+        for request in self._requests[1:]:
+            threading.Thread(target=self._run_other, args=(request,), daemon=True).start()
         until(
             lambda: any("answers at" in line for line in self.lines) or self.failure is not None, "the server"
         )

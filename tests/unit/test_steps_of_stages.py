@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import effort
@@ -17,7 +18,7 @@ from pipeedge.compress import LinkEncoder
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length, unpack_rows
-from pipeedge.plan.cache_size import choose_bounds, stage_cache_bytes
+from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, least_cache_bytes, stage_cache_bytes
 from pipeedge.request.generation import CacheRequest
 from pipeedge.run.stage import StepStage
 from pipeedge.transport.base import Packet
@@ -135,6 +136,46 @@ def test_the_rank_with_the_least_room_decides_the_pages() -> None:
         choose(CacheRequest(context=300), {})
     with pytest.raises(InfeasibleError, match=r"^the cache of rank 1 needs .* for --context 256"):
         choose(CacheRequest(context=256), {0: None, 1: weights + 2 * 5 * page[1]})
+
+
+@settings(max_examples=effort.cases(500))
+@given(
+    rooms=st.lists(st.one_of(st.none(), st.integers(0, 60)), min_size=2, max_size=2),
+    before=st.integers(8, 30),
+    limit=st.one_of(st.none(), st.integers(1, 20)),
+)
+def test_pages_after_a_loss_fit_and_suffice_for_one_sequence(
+    rooms: list[int | None], before: int, limit: int | None
+) -> None:
+    """By default half of the rest of the memory has pages, and all of it those of one sequence."""
+    schedule, context = Schedule.from_partition([1, 6, 7, 16]), 8 * PAGE
+    weights = [PUZZLES.weight_bytes(stage.layers, torch.float32) for stage in schedule.stages]
+    weights[0] += PUZZLES.end_bytes(torch.float32)
+    page = [PUZZLES.page_bytes(stage.layers, torch.float32)[0] for stage in schedule.stages]
+    memory = {
+        rank: None if room is None else weights[rank] + room * page[rank] for rank, room in enumerate(rooms)
+    }
+    bounds = StepBounds(context, 40, 3, before, 0)
+    wanted = CacheRequest(cache_mb=None if limit is None else limit * page[1] / (1 << 20))
+    known = [1000 if room is None else room for room in rooms]
+    most = known if limit is None else [limit * page[1] // one for one in page]
+
+    def after() -> StepBounds:
+        return bounds_after_loss(PUZZLES, schedule, wanted, bounds, data_rank=0, memory=memory)
+
+    if min(most) < 8:
+        with pytest.raises(InfeasibleError, match=r"needs .* for 256 tokens, and .* there for it$"):
+            after()
+        return
+    usual = [room // 2 for room in known] if limit is None else most
+    assert after() == replace(bounds, pages=max(8, min(before, *usual)))
+
+
+def test_least_cache_is_that_of_one_sequence() -> None:
+    for layer in range(16):
+        layers = LayerRange(layer, layer + 1)
+        size = least_cache_bytes(PUZZLES, layers, "float32", replace(BOUNDS, window_pages=0))
+        assert size == 7 * PUZZLES.page_bytes(layers, torch.float32)[0]
 
 
 def test_prompts_and_answers_have_levels_of_their_own() -> None:
