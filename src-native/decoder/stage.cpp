@@ -59,25 +59,33 @@ Norm norm_of(const std::vector<float>& values, std::size_t width, bool centred, 
 }
 
 /// Computes a product, and calls finish(row, first column, columns, sums, sums of the other matrix) for each row of
-/// each piece.
+/// each piece. Where `in_place` has room for all rows and outputs, it takes the sums of whole panels.
 template <typename Finish>
 void multiply(Team& team, const Variant& variant, const Operand& operand, const Matrix& matrix, const Matrix* other,
-              std::vector<float>& sums, std::vector<float>& more, const Finish& finish) {
+              std::vector<float>& sums, std::vector<float>& more, const Finish& finish, float* in_place = nullptr) {
   const std::size_t rows = operand.rows(), threads = team.size();
   team.share(matrix.pieces(rows, threads), [&](std::size_t number) {
     const Piece piece = matrix.piece(rows, threads, number);
     const std::size_t stride = piece.panels * kColumns, first = piece.panel * kColumns;
-    sums.resize(std::max(sums.size(), piece.rows * stride));
+    const std::size_t columns = std::min(stride, matrix.outputs() - first);
+    float* values = nullptr;
+    std::size_t apart = stride;
+    if (in_place != nullptr && columns == stride) {
+      values = in_place + piece.row * matrix.outputs() + first;
+      apart = matrix.outputs();
+    } else {
+      sums.resize(std::max(sums.size(), piece.rows * stride));
+      values = sums.data();
+    }
     matrix.multiply(variant, operand, piece.row, piece.row + piece.rows, piece.panel, piece.panel + piece.panels,
-                    sums.data(), stride);
+                    values, apart);
     if (other != nullptr) {
       more.resize(std::max(more.size(), piece.rows * stride));
       other->multiply(variant, operand, piece.row, piece.row + piece.rows, piece.panel, piece.panel + piece.panels,
                       more.data(), stride);
     }
-    const std::size_t columns = std::min(stride, matrix.outputs() - first);
     for (std::size_t r = 0; r < piece.rows; ++r) {
-      finish(piece.row + r, first, columns, sums.data() + r * stride, more.data() + (other ? r * stride : 0));
+      finish(piece.row + r, first, columns, values + r * apart, more.data() + (other ? r * stride : 0));
     }
   });
 }
@@ -527,24 +535,31 @@ Head::Head(Type weights, Type stream, std::size_t hidden, std::size_t tokens, bo
 void Head::score(const Variant& variant, const void* hidden, std::size_t rows, float* scores, std::size_t threads) {
   if (rows == 0) return;
   operand_.resize(matrix_.type(), rows, hidden_);
-  rows_.resize(rows * hidden_);
-  read_rows(stream_, hidden, rows * hidden_, rows_.data());
   const Norm norm = norm_of(norm_, hidden_, norm_centred_, eps_);
-  std::vector<std::vector<float>> sums(threads);
+  const std::size_t row_bytes = hidden_ * (stream_ == Type::kFloat32 ? sizeof(float) : sizeof(Half));
+  if (scratch_.size() < threads) scratch_.resize(threads);
   Team team;
   team.run(threads, [&](std::size_t thread) {
+    std::vector<float>& own = scratch_[thread].row;
+    own.resize(hidden_);
     team.share(rows, [&](std::size_t row) {
-      float* values = rows_.data() + row * hidden_;
-      if (norm.weight != nullptr) variant.normalise(norm, values, hidden_, values);
-      operand_.set(variant, row, values);
+      read_rows(stream_, static_cast<const char*>(hidden) + row * row_bytes, hidden_, own.data());
+      if (norm.weight != nullptr) variant.normalise(norm, own.data(), hidden_, own.data());
+      operand_.set(variant, row, own.data());
     });
-    multiply(team, variant, operand_, matrix_, nullptr, sums[thread], sums[thread],
-             [&](std::size_t row, std::size_t first, std::size_t count, float* values, float*) {
-               add_bias(values, bias_, first, count);
-               for (std::size_t i = 0; i < count; ++i) values[i] *= scale_;
-               if (cap_ != 0) variant.cap(values, cap_, count);
-               std::memcpy(scores + row * matrix_.outputs() + first, values, count * sizeof(float));
-             });
+    std::vector<float>& sums = scratch_[thread].sums;
+    multiply(
+        team, variant, operand_, matrix_, nullptr, sums, sums,
+        [&](std::size_t row, std::size_t first, std::size_t count, float* values, float*) {
+          float* to = scores + row * matrix_.outputs() + first;
+          if (to != values) std::memcpy(to, values, count * sizeof(float));
+          add_bias(to, bias_, first, count);
+          if (scale_ != 1) {
+            for (std::size_t i = 0; i < count; ++i) to[i] *= scale_;
+          }
+          if (cap_ != 0) variant.cap(to, cap_, count);
+        },
+        scores);
   });
 }
 

@@ -182,8 +182,13 @@ class Head {
   bool norm_centred_;
   float eps_, scale_, cap_;
   Matrix matrix_;
-  std::vector<float> norm_, bias_, rows_;
+  std::vector<float> norm_, bias_;
+  // Memory of a call; that of each thread has a row, and sums.
+  struct Scratch {
+    std::vector<float> row, sums;
+  };
   Operand operand_;
+  std::vector<Scratch> scratch_;
 };
 
 }  // namespace pipeedge::decoder
