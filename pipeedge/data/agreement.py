@@ -68,6 +68,8 @@ class Agreement:
     cosine_min: float
     largest_deviation: float
     """Largest absolute difference of any value of any output."""
+    unit: str = "item"
+    """What is compared: ``item``, or ``token`` of answers, whose class is the most probable one."""
 
     @property
     def part(self) -> float:
@@ -80,7 +82,7 @@ class Agreement:
 
     def __str__(self) -> str:
         return (
-            f"{self.part:.4f} of {count(self.items, 'item')} as in float32, largest deviation "
+            f"{self.part:.4f} of {count(self.items, self.unit)} as in float32, largest deviation "
             f"{figure(self.largest_deviation, 3)}, cosine {self.cosine_mean:.5f} on average and "
             f"{self.cosine_min:.5f} at least"
         )

@@ -61,6 +61,8 @@ class PromptMaker:
     """Longest sequence in tokens, prompt and answer together."""
     raw: bool = False
     """Whether a plain text is continued as it is, though the model has a chat template."""
+    longest: int | None = None
+    """Longest context that the model has, or None if it is not known."""
 
     def from_text(self, text: str, item: int = 0, source: str = "--prompt") -> Prompt:
         """Return a plain text as a prompt: what a user says, if the model knows conversations."""
@@ -154,9 +156,10 @@ class PromptMaker:
         if strange is not None:
             raise InputError(f"the prompt has token {strange}; the model's are 0 to {last}")
         if len(tokens) >= self.context:
+            could_grow = self.longest is None or self.context < self.longest
             raise InputError(
                 f"the prompt has {count(len(tokens), 'token')}; the context of {self.context} must have room "
-                "for one more: shorten it, or raise --context"
+                f"for one more: shorten it{', or raise --context' if could_grow else ''}"
             )
         if sampling.structure is not None:
             self.vocabulary.matcher(sampling.structure, ())  # says now what is wrong with it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import specs_bytes
+from pipeedge.base.wording import count
 from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
 from pipeedge.doctor.rank_checks import Need, check_agreement, check_memory, check_weights
 from pipeedge.models import Model
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.step_rows import StepBounds
+from pipeedge.plan.cache_size import choose_bounds, describe_cache, stage_cache_bytes
 from pipeedge.plan.facts import disagreements, unlikeness
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
@@ -21,6 +26,7 @@ from pipeedge.plan.scheduler import SchedulerRequest
 from pipeedge.plan.spec_files import read_files
 from pipeedge.plan.specs import SpecFiles
 from pipeedge.request.config import RunRequest
+from pipeedge.request.generation import CacheRequest
 from pipeedge.request.scheduling import ScheduleRequest
 from pipeedge.transport.frame import frame_capacity
 
@@ -44,7 +50,9 @@ class Review:
     """The scheduler's files, if the run uses them and they can be read."""
 
 
-def review(request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]]) -> Review:
+def review(
+    request: RunRequest, model: Model | DecoderModel, facts: Mapping[int, Mapping[str, Any]]
+) -> Review:
     """Compare the ranks, read the scheduler's files, plan the run, and check that the plan fits the ranks.
 
     Args:
@@ -87,7 +95,10 @@ def _read_files(wanted: ScheduleRequest) -> SpecFiles | None:
 
 
 def _plan(
-    request: RunRequest, model: Model, facts: Mapping[int, Mapping[str, Any]], found: list[Finding]
+    request: RunRequest,
+    model: Model | DecoderModel,
+    facts: Mapping[int, Mapping[str, Any]],
+    found: list[Finding],
 ) -> Plan | None:
     data = facts[request.schedule.data_rank]
     eight_bit = data.get("pixel_table") is not None
@@ -100,7 +111,7 @@ def _plan(
         return None  # the input cannot be read, which the data rank reports
     # The plan is needed only for who sends what to whom, so it has no prediction.
     size, tokens = planned.microbatch_size or request.microbatch_size, data["max_tokens"]
-    return Plan(
+    plan = Plan(
         planned.schedule,
         request.schedule.data_rank,
         data["items"],
@@ -110,9 +121,53 @@ def _plan(
         compression=request.links.compression,
         pixel_table=data["pixel_table"],
     )
+    return _with_cache(request, model, plan, facts, found) if isinstance(model, DecoderModel) else plan
 
 
-def planned_needs(plan: Plan, model: Model, file: Path | None) -> dict[int, Need]:
+def _with_cache(
+    request: RunRequest,
+    model: DecoderModel,
+    plan: Plan,
+    facts: Mapping[int, Mapping[str, Any]],
+    found: list[Finding],
+) -> Plan | None:
+    """Return the plan with the bounds of its steps; None if the cache does not fit, which is a finding."""
+
+    def bounds(wanted: CacheRequest) -> StepBounds:
+        return choose_bounds(
+            model,
+            plan.schedule,
+            wanted,
+            sequences=plan.most_items,
+            data_rank=plan.data_rank,
+            memory={rank: _free_bytes(told) for rank, told in facts.items()},
+        )
+
+    longest = ""
+    if request.cache.context is not None:
+        try:
+            fits = bounds(dataclasses.replace(request.cache, context=None)).context
+            longest = f"; a context of up to {count(fits, 'token')} fits"
+        except PipeEdgeError:
+            pass  # nothing fits, as the error below says
+    try:
+        steps = bounds(request.cache)
+    except PipeEdgeError as error:
+        finding = problem_from("cache", error)
+        found.append(dataclasses.replace(finding, what=f"{finding.what}{longest}"))
+        return None
+    found.append(ok("cache", f"{describe_cache(model, plan.schedule, steps)}{longest}"))
+    return dataclasses.replace(plan, steps=steps)
+
+
+def _free_bytes(facts: Mapping[str, Any]) -> int:
+    """Return the bytes that a rank can allocate besides its libraries, which the doctor has loaded, too."""
+    limit = facts.get("limit_free_bytes")
+    free = facts["free_bytes"] if limit is None else min(facts["free_bytes"], limit)
+    return int(free)
+
+
+def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) -> dict[int, Need]:
     """Return the memory that the plan needs on each rank, beyond that of a process with its libraries.
 
     Args:
@@ -123,6 +178,9 @@ def planned_needs(plan: Plan, model: Model, file: Path | None) -> dict[int, Need
     """
     needs = {}
     links = plan.links(model)
+    caches = (
+        stage_cache_bytes(model, plan.schedule, plan.step_bounds) if isinstance(model, DecoderModel) else []
+    )
     for rank in plan.participants:
         weights = 0
         buffers = sum(
@@ -131,7 +189,10 @@ def planned_needs(plan: Plan, model: Model, file: Path | None) -> dict[int, Need
             if link.source != link.destination and rank in (link.source, link.destination)
         )
         stage = plan.schedule.stage_of(rank)
-        if stage is not None:
+        if isinstance(model, DecoderModel):
+            weights = int(_LOADING * _decoder_weights(plan, model, rank))
+            buffers += 0 if stage is None else caches[stage]
+        elif stage is not None:
             layers = plan.schedule.stages[stage].layers
             dtype = find_dtype(plan.schedule.stages[stage].dtype)
             rows = plan.most_items * (plan.max_tokens or 0)
@@ -142,3 +203,13 @@ def planned_needs(plan: Plan, model: Model, file: Path | None) -> dict[int, Need
             )
         needs[rank] = Need(weights, buffers)
     return needs
+
+
+def _decoder_weights(plan: Plan, model: DecoderModel, rank: int) -> int:
+    """Return the bytes of the weights of one rank: those of its layers and, on the data rank, of the ends."""
+    stages = plan.schedule.stages
+    own = sum(
+        model.weight_bytes(stage.layers, find_dtype(stage.dtype)) for stage in stages if stage.rank == rank
+    )
+    ends = model.end_bytes(find_dtype(stages[0].dtype)) if rank == plan.data_rank else 0
+    return own + ends

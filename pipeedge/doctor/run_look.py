@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imports torch, which takes seconds: a rank is to be seen be
 
     from pipeedge.data.source import InputSource
     from pipeedge.models import Model
+    from pipeedge.models.decoder import DecoderModel
 
 __all__ = ["RunLook", "look_at_run"]
 
@@ -29,7 +30,7 @@ __all__ = ["RunLook", "look_at_run"]
 class RunLook:
     """A rank's share of a run, as far as it can be seen before the run."""
 
-    model: Model | None
+    model: Model | DecoderModel | None
     """Model of the run, or None if it is unknown."""
     facts: Mapping[str, Any]
     """Facts for comparison with the other ranks."""
@@ -47,7 +48,8 @@ def look_at_run(
         outputs: Files that the examination itself writes.
     """
     quiet_links()  # before torch is imported
-    from pipeedge.models import find_model
+    from pipeedge.models.decoder import find_runnable
+    from pipeedge.plan.model_limits import check_model_options
     from pipeedge.run.stage import resolve_device
 
     _check_metrics(request, notes)
@@ -57,7 +59,9 @@ def look_at_run(
         notes.add_own(ok("device", str(device)))
     model = None
     with notes.recording("model"):
-        model = find_model(request.model.name)
+        found = find_runnable(request.model.name)
+        check_model_options(request, found)
+        model = found
     facts = {} if model is None else _model_facts(request, model, notes, outputs)
     machine = probe.machine()
     facts |= {
@@ -73,9 +77,10 @@ def look_at_run(
 
 
 def _model_facts(
-    request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
+    request: RunRequest, model: Model | DecoderModel, notes: FindingLog, outputs: Sequence[OutputFile]
 ) -> dict[str, Any]:
     """Return the facts about the model, its weights and its input."""
+    from pipeedge.models.decoder import DecoderModel
     from pipeedge.plan.facts import rank_facts
 
     weights, weights_error = None, None
@@ -86,10 +91,17 @@ def _model_facts(
                 f"the weights of {model.name} are not on this machine; {fetch} fetches them, or a run does"
             )
         weights = model.fingerprint(request.model.weights)
-        model.check_weights(request.model.weights, _likely_dtype(request))
+        if isinstance(model, DecoderModel):
+            model.check_sizes(request.model.weights)
+        else:
+            model.check_weights(request.model.weights, _likely_dtype(request))
         notes.add_own(ok("weights", f"{request.model.weights or model.weights_path()}"))
     except PipeEdgeError as error:
         weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
+    if isinstance(model, DecoderModel):
+        answers = _look_at_text_end(request, model, notes, outputs)
+        facts = rank_facts(request, model, weights=weights, items=answers, max_tokens=None)
+        return {**facts, "weights_error": weights_error}
     source = _look_at_data_end(request, model, notes, outputs)
     facts = rank_facts(
         request,
@@ -143,8 +155,26 @@ def _look_at_data_end(
     return found
 
 
+def _look_at_text_end(
+    request: RunRequest, model: DecoderModel, notes: FindingLog, outputs: Sequence[OutputFile]
+) -> int | None:
+    """On the data rank, look at prompts and output. Return the number of answers, or None without prompts."""
+    if request.world.rank != request.schedule.data_rank:
+        return None
+    from pipeedge.run.text_ends import TextMaker, open_prompts
+
+    with notes.recording("output"):
+        _check_outputs(request, model, notes, outputs)
+    answers: int | None = None
+    with notes.recording("input"):
+        rows = open_prompts(request, model, TextMaker.open(request, model))
+        answers = sum(prompt.sampling.n for prompt in rows.prompts)
+        notes.add_own(ok("input", count(len(rows.prompts), "prompt")))
+    return answers
+
+
 def _check_outputs(
-    request: RunRequest, model: Model, notes: FindingLog, outputs: Sequence[OutputFile]
+    request: RunRequest, model: Model | DecoderModel, notes: FindingLog, outputs: Sequence[OutputFile]
 ) -> None:
     """Check that results, report and trace can be written.
 

@@ -49,10 +49,6 @@ def _check_decoder(request: RunRequest, model: Outline) -> None:
             request.model.kernels != "auto",
             "models that generate text have kernels of their own",
         ),
-        "--check": (
-            request.output.check_items > 0,
-            "it compares the classes and vectors of encoders with those in float32",
-        ),
         f"--dataset-name {request.input.dataset_name}": (
             request.input.dataset_name is not None,
             "it has no prompts; give --prompt, or --input with a .txt or .jsonl file",

@@ -204,8 +204,8 @@ class OutputRequest:
         "--check",
         type=int,
         check=Check(lambda items: items >= 0, "the number of items must not be negative"),
-        help="afterwards, compute the first N items in float32 on the data rank, one block at a time, and "
-        "print how often the class is the same and how far the values differ",
+        help="afterwards, compute the first N items or answers in float32 on the data rank, one block at a "
+        "time, and print how often the class or token is the same and how far the values differ",
     )
 
     @property

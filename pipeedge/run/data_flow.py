@@ -132,7 +132,17 @@ class DataFlow:
         self, request: RunRequest, model: Model | DecoderModel, device: torch.device
     ) -> Agreement | None:
         """Compare the first items, if any, with the outputs of the model in float32, computed here."""
-        if self.ends.compared is None or not isinstance(model, Model):
+        if isinstance(model, DecoderModel):
+            # Only the data rank of a decoder needs them.
+            from pipeedge.run.step_queue import StepQueue
+            from pipeedge.run.text_check import check_text
+
+            queue = self.ends.source
+            if not request.output.check_items or not isinstance(queue, StepQueue):
+                return None
+
+            return check_text(queue, model, request.model.weights)
+        if self.ends.compared is None:
             return None
         kept = self.progress.collected.kept
         numbers = tuple(number for each, _ in kept for number in each)

@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol
@@ -43,7 +43,7 @@ from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.observe.token_figures import TextState, TokenFigures
 
-__all__ = ["Listener", "StepBatch", "StepGroup", "StepQueue", "StepStream"]
+__all__ = ["KeptAnswer", "Listener", "StepBatch", "StepGroup", "StepQueue", "StepStream"]
 
 
 class Listener(Protocol):
@@ -129,6 +129,15 @@ class _Sequence:
     began: bool = False
 
 
+@dataclass
+class KeptAnswer:
+    """An answer with the hidden states that decided its tokens."""
+
+    generation: Generation
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    """Hidden state [D] behind the last block, for each token of the answer."""
+
+
 class StepStream:
     """The steps of one epoch, as the thread that feeds takes them.
 
@@ -201,6 +210,10 @@ class StepQueue:
         """Number of answers of the run, or None if there is no end."""
         self.skipped: tuple[SkippedItem, ...] = ()
         """Prompts without an answer, and why."""
+        self.keeps: frozenset[int] = frozenset()
+        """Numbers of the prompts whose first answer is kept with its hidden states."""
+        self.kept: dict[int, KeptAnswer] = {}
+        """What is kept, by the number of the prompt."""
         self.figures = TokenFigures()
         self.started = threading.Event()
         """Set once the pipeline is ready, or will never be."""
@@ -436,8 +449,10 @@ class StepQueue:
         ended: list[int] = []
         if scored:
             rows = torch.tensor([row for row, _, _ in scored])
-            scores = self._ends.score(outputs.index_select(0, rows)).numpy()
-            for (_, number, sequence), values in zip(scored, scores, strict=True):
+            hidden = outputs.index_select(0, rows)
+            scores = self._ends.score(hidden).numpy()
+            for (_, number, sequence), state, values in zip(scored, hidden, scores, strict=True):
+                self._keep(sequence.generation, state)
                 try:
                     piece = sequence.generation.take(values)
                 except RequestError as error:
@@ -461,6 +476,12 @@ class StepQueue:
             self._changed.notify_all()
         for tell in told:
             tell()
+
+    def _keep(self, generation: Generation, hidden: torch.Tensor) -> None:
+        """Keep the hidden state that decides a token, if the answer is one of those that are asked for."""
+        item = generation.prompt.item
+        if item in self.keeps and generation.choice == 0:
+            self.kept.setdefault(item, KeptAnswer(generation)).hidden.append(hidden.clone())
 
     def _scored(self, step: DecodingStep) -> list[tuple[int, int, _Sequence]]:
         """Return the row, number and state of each sequence whose next token the step decides."""

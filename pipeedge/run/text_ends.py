@@ -43,7 +43,7 @@ from pipeedge.request.generation import GenerationRequest
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.step_queue import StepQueue
 
-__all__ = ["TextMaker", "for_terminals", "open_served_text", "open_text_ends"]
+__all__ = ["TextMaker", "for_terminals", "open_prompts", "open_served_text", "open_text_ends"]
 
 _OPTIONS = (
     "temperature",
@@ -79,7 +79,7 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     if results is not None:
         check_output_path(results, model)
     maker = TextMaker.open(request, model)
-    rows = _prompts(request, model, maker)
+    rows = open_prompts(request, model, maker)
     found: Found | None = None
     note: str | None = None
     depends_on: Mapping[str, str] = {}
@@ -94,12 +94,18 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     queue = maker.queue()
     queue.total = sum(prompt.sampling.n for prompt in prompts)
     queue.skipped = rows.skipped
+    queue.keeps = frozenset(prompt.item for prompt in prompts[: request.output.check_items])
     sink = _PromptSink(queue, prompts, writer, shows=request.generation.prompt is not None, request=request)
     notes = () if note is None else (note,)
     return DataEnds(queue, sink, replaced=replaced, notes=notes, text=queue.state)
 
 
-def _prompts(request: RunRequest, model: DecoderModel, maker: TextMaker) -> PromptRows:
+def open_prompts(request: RunRequest, model: DecoderModel, maker: TextMaker) -> PromptRows:
+    """Read the prompts of a run.
+
+    Raises:
+        InputError: There are none, or one cannot be run.
+    """
     if request.generation.prompt is not None:
         return PromptRows((maker.prompts.from_text(request.generation.prompt),), total=1)
     if not request.input.paths:
@@ -138,6 +144,7 @@ class TextMaker:
             _requested(request.generation, defaults.sampling),
             request.cache.context or model.max_tokens,
             request.generation.raw,
+            model.max_tokens,
         )
         return cls(maker, defaults.end_tokens, request.input.seed)
 

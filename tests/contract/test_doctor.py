@@ -115,6 +115,38 @@ def test_a_single_healthy_rank_is_fit() -> None:
     assert not [line for line in alone.lines if line.startswith(("problem", "warning"))]
 
 
+def test_a_decoder_is_told_which_context_fits() -> None:
+    options = ("-m", "llama-puzzles", "--prompt", "Spell a.", "--context", 64, "-pt", "1,7,8,16")
+    first, second = examine_all((0, 2, *options), (1, 2, *options))
+    assert (first.status, second.status) == (0, 0), (first.lines, second.lines)
+    (cache,) = first.found("ok", "cache")
+    assert "a context of 64 tokens" in cache
+    assert cache.endswith("; a context of up to 256 tokens fits")
+    assert first.found("ok", "memory")
+    assert any(line.split()[1] == "link" for line in first.lines)
+
+
+@pytest.mark.parametrize(
+    ("check", "options", "probe", "said"),
+    [
+        ("cache", ("--context", 512), None, ("--context 512", "has 256 positions", "up to 256 tokens fits")),
+        ("cache", (), FakeProbe(free_bytes=1 << 20), ("the cache of rank 0 needs", "a shorter --context")),
+        ("memory", ("--cache-mb", 1), FakeProbe(free_bytes=1 << 20), ("would need",)),
+        ("input", ("--input", "none.txt"), None, ("none.txt",)),
+        ("model", ("--kernels", "torch"), None, ("--kernels torch",)),
+    ],
+)
+def test_faults_of_decoders(
+    check: str, options: Sequence[object], probe: Probe | None, said: Sequence[str]
+) -> None:
+    prompt = () if "--input" in options else ("--prompt", "Spell a.")
+    (alone,) = examine_all(
+        (0, 1, "-m", "llama-puzzles", *prompt, *options), probes=None if probe is None else {0: probe}
+    )
+    only_problem(alone, check, *said)
+    assert alone.status in (2, 3)
+
+
 def test_fault_wrong_interface() -> None:
     (alone,) = examine_all((0, 1, "-s", "nosuch0"))
     only_problem(alone, "interface", "nosuch0", "does not exist", "lo")

@@ -8,17 +8,14 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from failing_layers import fail_layers
-from places import ROOT
-from ports import free_port
-from rich.console import Console
-from waiting import LIMIT_S
+from text_ranks import PUZZLES, run_ranks
 
 import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError
@@ -31,44 +28,11 @@ from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.request.environment import Environment
-from pipeedge.request.options import parse_runtime
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.step_queue import StepQueue
 
-PUZZLES = ROOT / "pipeedge" / "assets" / "llama-puzzles"
 END = 3
-
-
-@dataclass
-class Rank:
-    printed: io.StringIO = field(default_factory=io.StringIO)
-    warnings: list[str] = field(default_factory=list)
-    error: BaseException | None = None
-
-
-def run_ranks(world: int, *options: object, model: Path = PUZZLES) -> list[Rank]:
-    """Run all ranks over tcp, each in a thread of this process."""
-    port = free_port()
-    ranks = [Rank() for _ in range(world)]
-
-    def one(number: int) -> None:
-        rank = ranks[number]
-        words = [number, world, "-m", model, "-c", "tcp", "--port", port, *options]
-        command = parse_runtime([str(word) for word in words], Environment())
-        try:
-            pipeline.run(command.request, lambda: Console(file=rank.printed, width=120), rank.warnings.append)
-        except PipeEdgeError as error:
-            rank.error = error
-
-    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not any(thread.is_alive() for thread in threads)
-    return ranks
 
 
 @pytest.fixture(scope="module")
@@ -272,10 +236,33 @@ def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("world", "options"),
+    [(2, ("-pt", "1,7,8,16")), (1, ("--dtype", "int8")), (2, ("-pt", "1,7,8,16", "-q", "8,0"))],
+)
+def test_check_compares_each_token_with_float32(
+    tmp_path: Path, world: int, options: Sequence[object]
+) -> None:
+    prompts, report = tmp_path / "prompts.txt", tmp_path / "report.json"
+    prompts.write_text("What is 40 + 7?\nSpell house.\nSort 5 2 9 1.\n")
+    given = ("--input", prompts, "--output", tmp_path / "out.jsonl", "--check", 2, "--report", report)
+    ranks = run_ranks(world, *options, *given)
+    assert [rank.error for rank in ranks] == [None] * world
+    check = json.loads(report.read_text())["check"]
+    written = answers(tmp_path / "out.jsonl")
+    tokens = sum(len(one["token_ids"]) for one in written[:2])  # type: ignore[arg-type]
+    assert (check["items"], check["same"], check["unit"]) == (tokens, tokens, "token")
+    if options == ("-pt", "1,7,8,16"):
+        assert (check["largest_deviation"], check["cosine_min"]) == (0.0, 1.0)
+    else:
+        assert 0 < check["largest_deviation"] < 2
+        assert 0.99 < check["cosine_min"] < 1
+    assert f"1.0000 of {tokens} tokens as in float32" in ranks[0].printed.getvalue()
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--kernels", "torch"), "--kernels torch"),
-        (("--check", 2), "--check"),
         (("--dtype", "float16"), "--dtype float16"),
         (("--context", 257, "--prompt", "Spell a."), "--context 257"),
         (("--context", 256, "--cache-mb", 0.01, "--prompt", "Spell a."), "--cache-mb"),

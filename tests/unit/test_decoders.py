@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeedge import _native as native
 from pipeedge.base.errors import ModelError
+from pipeedge.decoding.exact import hidden_by_block
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models import find_outline
 from pipeedge.models.decoder import DECODER_DTYPES, DecoderModel, find_decoder
@@ -163,6 +164,18 @@ def test_windows_keep_no_more_pages_than_they_need(
     decoder = LocalDecoder(model, context=256)
     assert decoder.stages[0].cache_bytes == 3 * 3 * 32 * 2 * 2 * 32 * 4  # blocks, pages, positions, ...
     decoder.generate([1] * 200, 2)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "mistral", "gpt2"])
+def test_a_block_at_a_time_gives_the_same_bits(
+    name: str, saved: dict[str, tuple[Path, transformers.PreTrainedModel]]
+) -> None:
+    model = find_decoder(saved[name][0])
+    texts = [list(range(1, 80)), [5], list(range(80, 1, -1)) * 2]
+    found = hidden_by_block(model, model.ends(), texts)
+    decoder = LocalDecoder(model, context=256)
+    for text, hidden in zip(texts, found, strict=True):
+        assert torch.equal(hidden, one_by_one(decoder, text))
 
 
 def test_writing_a_position_twice_writes_the_same(

@@ -37,7 +37,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages steps loop structure structure_matching sampling sampler text_stream
+decoding   pages steps loop exact structure structure_matching sampling sampler text_stream
            template_program template tools vocabulary prompt generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key authority loopback
@@ -61,7 +61,7 @@ serve      batching answers preparing pending in_flight backlog requests queued_
            figures bodies text_bodies description reference tensors zero_shot uploads
            replies gate asking routes inference served_text text_asking text_replies text_routes
            pages application http_server http_ends
-run        activity worker stage ledger progress held_out feed_collect step_queue context links
+run        activity worker stage ledger progress held_out feed_collect step_queue text_check context links
            linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
