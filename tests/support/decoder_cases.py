@@ -107,7 +107,7 @@ CASES: Mapping[str, DecoderCase] = {
             "sliding_window": 33,
             "query_pre_attn_scalar": 20,
             "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 4.0,
+            "final_logit_softcapping": 30.0,
         },
     ),
     "gemma3": DecoderCase(

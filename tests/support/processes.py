@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -40,7 +40,7 @@ from waiting import LIMIT_S
 from pipeedge.control.hub_client import HubClient
 from pipeedge.control.messages import Complete
 from pipeedge.models.weights.files import StreamedFile
-from pipeedge.run.stage import Stage
+from pipeedge.run.stage import Stage, StepStage
 from pipeedge.transport.base import Packet
 
 _NOTICES_OF_PATIENCE = re.compile(
@@ -53,7 +53,8 @@ DIES_WHEN_COMPLETE = "TEST_RANK_THAT_DIES_WHEN_COMPLETE"
 """Environment variable: a forked rank that is killed after the results are complete, before it says so."""
 SIGNALS_ITSELF = "TEST_RANKS_THAT_SIGNAL_THEMSELVES"
 """Environment variable: ``RANK:MICROBATCH:SIGNAL,...``, for forked ranks that get a signal in a run that
-would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch.
+would end too soon to be sent one from outside: each sends it to itself before it computes the microbatch
+or the step.
 Instead of signal 0, it raises an exception there."""
 HANGS_LOADING = "TEST_RANKS_THAT_HANG_LOADING"
 """Environment variable: ``RANK,...``, for forked ranks that read weights from a disk that does not answer:
@@ -191,23 +192,28 @@ def _never_read(*_: object, **__: object) -> None:
 
 
 def _disturb_stage(rank: str, env: Mapping[str, str]) -> None:
-    """Replace ``Stage.__call__`` as the environment of ``rank`` says."""
+    """Replace how stages of encoders and decoders compute, as the environment of ``rank`` says."""
     orders = [order.split(":") for order in env.get(SIGNALS_ITSELF, "").split(",") if order]
     signals = {int(microbatch): int(number) for who, microbatch, number in orders if who == rank}
     who, _, seconds = env.get(IS_SLOW, "").partition(":")
-    compute = Stage.__call__
 
-    def disturbed(self: Stage, packet: Packet) -> Packet:
-        number = signals.pop(packet.number, None)
-        if number == 0:
-            raise RuntimeError("a layer that cannot be computed")
-        if number is not None:
-            os.kill(os.getpid(), number)
-        if who == rank:
-            time.sleep(float(seconds))
-        return compute(self, packet)
+    def disturb(kind: type[Stage] | type[StepStage]) -> None:
+        compute = kind.__call__
 
-    Stage.__call__ = disturbed  # type: ignore[method-assign]
+        def disturbed(self: Any, packet: Packet) -> Packet:
+            number = signals.pop(packet.number, None)
+            if number == 0:
+                raise RuntimeError("a layer that cannot be computed")
+            if number is not None:
+                os.kill(os.getpid(), number)
+            if who == rank:
+                time.sleep(float(seconds))
+            return compute(self, packet)
+
+        kind.__call__ = disturbed  # type: ignore[method-assign]
+
+    disturb(Stage)
+    disturb(StepStage)
 
 
 Started = TypeVar("Started", bound="Programs")
