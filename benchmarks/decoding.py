@@ -13,10 +13,12 @@
     hop        milliseconds that each of the two hops of two ranks over tcp adds to a token of one sequence:
                the median time between tokens less what the stages compute
 
-Every figure but the last two is of one process with two threads, the median of processes in turn: reading,
-ours, llama.cpp, transformers. ``--part speed`` or ``--part run`` measures some alone. Weights of a shape are
-written once, to ``--files``. Needs two idle cores, and 8 GB of disk for the larger shape. llama.cpp runs its
-F32, BF16, Q8_0 and Q4_0.
+    outliers   how number types agree with float32 on a wide model with outliers (``outliers.py``)
+
+Speed and memory are of one process with two threads, the median of processes in turn: reading, ours,
+llama.cpp, transformers. ``--part speed``, ``--part run`` or ``--part outliers`` measures some alone. Weights
+of a shape are written once, to ``--files``. Needs two idle cores, and 8 GB of disk for the larger shape.
+llama.cpp runs its F32, BF16, Q8_0 and Q4_0.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outliers import measure_outliers
 from random_decoders import SHAPES, DecoderShape, write_directory, write_gguf
 from rich import box
 from rich.console import Console
@@ -67,6 +70,7 @@ TARGETS = {
 }
 PRODUCTS_TARGET, RESIDENT_TARGET = 0.95, 1.05
 START_TARGET_S, HOP_TARGET_S = 1.5, 0.3e-3
+PARTS = ("speed", "run", "outliers")
 PUZZLES = "llama-puzzles"
 PROMPTS = 40
 
@@ -275,14 +279,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=Path, metavar="DIR", help="where weights are kept from run to run")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["qwen2.5-0.5b", "llama-3.2-1b"])
     parser.add_argument("--dtypes", nargs="+", choices=GGUF_TYPES, default=["float32", "bfloat16", "int8"])
-    parser.add_argument("--part", choices=("speed", "run"), help="only one process, or only whole runs")
+    parser.add_argument("--part", choices=PARTS, help="only this")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=32, help="tokens that are decoded")
     parser.add_argument("--skip-transformers", action="store_true")
     args = parser.parse_args()
-    if args.llama_cpp is None and args.part != "run":
+    if args.llama_cpp is None and args.part in (None, "speed"):
         print("decoding: llama.cpp is left out;", HOW_TO_BUILD.format("sight"), file=sys.stderr)
     elif args.llama_cpp is not None and not (args.llama_cpp / "bin" / "llama-bench").exists():
         sys.exit("decoding: " + HOW_TO_BUILD.format(args.llama_cpp / "bin"))
@@ -296,14 +300,16 @@ def main() -> None:
         files = args.files or Path(temporary)
         files.mkdir(parents=True, exist_ok=True)
         reached = True
-        if args.part != "run":
+        if args.part in (None, "speed"):
             rows = [Row(SHAPES[shape], dtype) for shape in args.shapes for dtype in args.dtypes]
             for _ in range(args.rounds):
                 for row in rows:
                     measure(row, args, files, console)
             reached = show(rows, console)
-        if args.part != "speed":
+        if args.part in (None, "run"):
             reached = measure_runs(args.rounds, Path(temporary), console) and reached
+        if args.part in (None, "outliers"):
+            measure_outliers(files, args.threads, console)
     sys.exit(0 if reached else 1)
 
 

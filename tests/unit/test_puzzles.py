@@ -57,6 +57,24 @@ def test_its_answers_are_right(tool: ModuleType, dtype: torch.dtype, cuts: tuple
     assert len(wrong) <= 1, wrong
 
 
+def test_8_bits_choose_the_tokens_of_float32(tool: ModuleType) -> None:
+    """Of the tokens of answers; those of questions are drawn at random, so nothing says which comes next."""
+    source, model = random.Random(7), find_decoder(DIRECTORY)
+    decoders = [LocalDecoder(model, dtype, context=tool.LENGTH) for dtype in (torch.float32, torch.int8)]
+    same = []
+    for number in range(EACH * len(tool.KINDS)):
+        puzzle = tool.make_puzzle(source, list(tool.KINDS)[number % len(tool.KINDS)], held_out=True)
+        prompt = tool.prompt_ids(puzzle, roles=number % 2 == 0)
+        best = []
+        for decoder in decoders:
+            lists = decoder.begin()
+            hidden = decoder.step([(lists, 0, [*prompt, *tool.token_ids(puzzle.answer)])])
+            best.append(decoder.score(hidden[len(prompt) - 1 :]).argmax(1))
+            lists.give_back()
+        same.append(best[0] == best[1])
+    assert float(torch.cat(same).float().mean()) >= 0.99
+
+
 def test_its_tokenizer_and_template_give_what_it_was_trained_on(tool: ModuleType) -> None:
     tokenizer = AutoTokenizer.from_pretrained(DIRECTORY)
     puzzle = tool.Puzzle("What is 47 + 85?", "132")
