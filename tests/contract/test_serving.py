@@ -749,4 +749,4 @@ def test_a_service_without_its_packages_says_what_to_install(monkeypatch: pytest
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     served = ServedModel("-m", "vit-digits")
     with pytest.raises(RequestError, match=r"needs the package starlette: pip install 'pipeedge\[serve\]'"):
-        HttpEnds(print).open(served._request, None)  # type: ignore[arg-type]
+        HttpEnds(print).open(served._requests[0], None)  # type: ignore[arg-type]

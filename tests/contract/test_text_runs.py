@@ -30,6 +30,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
+from pipeedge.run.ledger import Ledger
 from pipeedge.run.step_queue import StepQueue
 
 END = 3
@@ -135,6 +136,8 @@ def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytes
 class Changer:
     """Changes the plan of a run on rank 0, each time after some more steps.
 
+    No step is fed while a change is prepared, so that the run does not end before it, whatever the speed.
+
     Args:
         monkeypatch: Undoes what lets it take part.
         plans: First and last layer, and rank, of each stage of the plans.
@@ -150,12 +153,16 @@ class Changer:
         self._steps = 0
         self._decider: Decider | None = None
         self._session: RunSession | None = None
+        self._begun = threading.Event()
+        self._begun.set()
         write, agree = StepQueue.write, pipeline.agree
+        change, wait_for_room = Ledger.change, Ledger.wait_for_room
 
         def counted(queue: StepQueue, *rest: Any) -> None:
             write(queue, *rest)
             self._steps += 1
             if self._steps % self._every == 0 and (plan := next(self._plans, None)) is not None:
+                self._begun.clear()
                 threading.Thread(target=self._change, args=(plan,), daemon=True).start()
 
         def agreed(context: Any, session: RunSession, prepared: Any) -> Plan:
@@ -169,6 +176,16 @@ class Changer:
                 self._decider = made
             return made
 
+        def waiting(ledger: Ledger) -> int | None:
+            self._begun.wait()
+            return wait_for_room(ledger)
+
+        def changing(ledger: Ledger, *rest: Any) -> None:
+            change(ledger, *rest)
+            self._begun.set()
+
+        monkeypatch.setattr(Ledger, "change", changing)
+        monkeypatch.setattr(Ledger, "wait_for_room", waiting)
         monkeypatch.setattr(StepQueue, "write", counted)
         monkeypatch.setattr(pipeline, "agree", agreed)
         monkeypatch.setattr(phases, "Decider", decider)
@@ -184,6 +201,7 @@ class Changer:
         made = [replace(like, layers=LayerRange(first - 1, last), rank=rank) for first, last, rank in stages]
         planned = PlannedSchedule(Schedule(tuple(made)))
         self.outcomes.append(decider.change(session, planned, since, "a test", "changes"))
+        self._begun.set()
 
 
 def test_answers_are_the_same_when_the_plan_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
