@@ -3,7 +3,8 @@
 
     first       a code for each of two machines, up, ask: commands typed, and seconds to the first answer
     again       the same model once more
-    plan        throughput of the plan from quick profiles, against one from thorough ones
+    plan        throughput of the plan from quick profiles, and once refined, against one from thorough ones
+    text        the same as 'first' for a decoder with the shape of Qwen2.5-0.5B: up, ask
     losses      under load: a node killed, the same one back, the asked node killed and started again
     status      processor time of the asked node while 'pipeedge status' is asked every two seconds
 
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
 
@@ -40,9 +42,11 @@ from pipeedge.testbed.cluster_file import load_cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = ("pi1", "pi2", "pi3")
-ROWS = ("first", "again", "plan", "losses", "status")
+ROWS = ("first", "again", "plan", "text", "losses", "status")
 PORT = 8000
 LIMIT_S = 200.0
+REFINING_S = 45.0
+"""Seconds under load in which a run corrects its profiles."""
 _NETWORK = 0x40000000
 """Constant CLONE_NEWNET of Linux's sched.h."""
 CLUSTER = """
@@ -60,6 +64,8 @@ class Boards:
         self.model = model
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.typed = 0
+        self.rounds = 1
+        """Number of times that the row about plans is repeated."""
 
     def command(self, host: str, *words: str) -> list[str]:
         """Return the words that run a command of pipeedge on a host, as a user of that host."""
@@ -215,10 +221,10 @@ class Load:
 
 
 def plan(found: Boards) -> dict[str, str]:
-    """Compare the plan from quick profiles with one from thorough ones, in turn, twice each."""
-    rates: dict[str, list[float]] = {"quick": [], "thorough": []}
+    """Compare the plan from quick profiles with one from thorough ones, in turn."""
+    rates: dict[str, list[float]] = {"quick": [], "refined": [], "thorough": []}
     stages = {}
-    for _ in range(2):
+    for _ in range(found.rounds):
         for name, words in (("quick", ()), ("thorough", ("--thorough",))):
             with contextlib.suppress(SystemExit):
                 found.type("pi1", "down")
@@ -227,19 +233,59 @@ def plan(found: Boards) -> dict[str, str]:
             load = Load(found)
             load.rate(4)
             rates[name].append(load.rate(15))
+            stages[name] = stages_of(found)
+            if name == "quick":
+                load.rate(REFINING_S)
+                rates["refined"].append(load.rate(15))
+                stages["refined"] = stages_of(found)
             load.close()
-            run = found.state()["run"]
-            stages[name] = ", ".join(
-                f"{run['ranks'][str(stage['rank'])]}: {stage['layers'].removeprefix('layers ')}"
-                for stage in run["service"]["stages"]
-            )
-    quick, thorough = (statistics.mean(rates[name]) for name in rates)
+    mean = {name: statistics.mean(rates[name]) for name in rates}
+    shown = {name: ", ".join(f"{rate:.2f}" for rate in rates[name]) for name in rates}
     return {
-        "answers/s, quick profiles": ", ".join(f"{rate:.2f}" for rate in rates["quick"]),
-        "its stages at the end": stages["quick"],
-        "answers/s, thorough profiles": ", ".join(f"{rate:.2f}" for rate in rates["thorough"]),
-        "stages at the end": stages["thorough"],
-        "ratio (0.95)": f"{quick / thorough:.3f}",
+        "answers/s, quick profiles": f"{shown['quick']}; {stages['quick']}",
+        f"after {REFINING_S:g} s more": f"{shown['refined']}; {stages['refined']}",
+        "answers/s, thorough profiles": f"{shown['thorough']}; {stages['thorough']}",
+        "quick against thorough (0.95)": f"{mean['quick'] / mean['thorough']:.3f}",
+        "refined against thorough (1.0)": f"{mean['refined'] / mean['thorough']:.3f}",
+    }
+
+
+def stages_of(found: Boards) -> str:
+    """Return which layers are where now."""
+    run = found.state()["run"]
+    return ", ".join(
+        f"{run['ranks'][str(stage['rank'])]}: {stage['layers'].removeprefix('layers ')}"
+        for stage in run["service"]["stages"]
+    )
+
+
+def text(found: Boards) -> dict[str, str]:
+    """Serve a decoder, and ask it, after a start without anything but its files on the asked host."""
+    directory = found.directory / "decoder"
+    write_directory(SHAPES["qwen2.5-0.5b"], directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(ROOT / "pipeedge/assets/llama-puzzles" / name, directory / name)
+    with contextlib.suppress(SystemExit):
+        found.type("pi1", "down")
+    found.typed = 0
+    began = time.monotonic()
+    words = ("--dtype", "bfloat16")
+    up = found.type("pi1", "up", str(directory), *words)
+    up_s = time.monotonic() - began
+    found.type("pi1", "ask", str(directory), "Sort 5 2 9 1.", "--max-tokens", "16", "--json")
+    whole_s = time.monotonic() - began
+    typed, stages = found.typed, stages_of(found)
+    found.type("pi1", "down")
+    again = time.monotonic()
+    found.type("pi1", "up", str(directory), *words)
+    again_s = time.monotonic() - again
+    found.type("pi1", "down")
+    return {
+        "commands typed, after joining": str(typed),
+        "seconds to the first answer of 16 tokens (90)": f"{whole_s:.1f}, of which up {up_s:.1f}",
+        "of which measuring (60)": re.findall(r"profiling took ([\d.]+) s", up)[-1],
+        "its stages": stages,
+        "again (15)": f"{again_s:.1f}",
     }
 
 
@@ -327,6 +373,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="google/vit-base-patch16-224")
     parser.add_argument("--cpu", type=float, default=0.6, help="processors of each host")
     parser.add_argument("--bw-mbps", type=float, default=900.0)
+    parser.add_argument("--rounds", type=int, default=2, help="repetitions of the row about plans")
     args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         directory = args.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -346,6 +393,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ]
             subprocess.run(fetch, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         found = stack.enter_context(boards(directory, args.model, args.cpu, args.bw_mbps))
+        found.rounds = args.rounds
         if "first" not in args.rows:
             for host in HOSTS:
                 found.start(host)

@@ -33,6 +33,9 @@ _MAX_HEADER_BYTES = 10_000
 """Limit that numpy sets too."""
 _LENGTHS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
 """``struct`` format of the header length, by version of the ``.npy`` format."""
+_LOCAL_HEADER_BYTES = 30
+_LOCAL_EXTRA_BYTES = 192
+"""Bytes for a larger extra field than that of the table of contents, and for the header of an array."""
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError),
@@ -56,16 +59,18 @@ class NpzArchive:
     Args:
         path: Path of the file.
         error: Exception type raised for every error in the file.
+        stream: The open file, if it is not to be opened by its path; it is closed with the archive.
 
     Raises:
         RequestError: Of type ``error``, if the file is not an archive, or one that numpy would not write.
     """
 
-    def __init__(self, path: Path, error: type[RequestError]) -> None:
+    def __init__(self, path: Path, error: type[RequestError], stream: io.RawIOBase | None = None) -> None:
         self._path = path
         self._error = error
+        self._stream = None if stream is None else io.BufferedReader(stream)
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = zipfile.ZipFile(path if self._stream is None else self._stream)
         except zipfile.BadZipFile:
             raise error(
                 f"{path} is not a complete .npz file (its table of contents, at the end, is missing): "
@@ -94,6 +99,15 @@ class NpzArchive:
     def close(self) -> None:
         """Close the file."""
         self._zip.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def extent(self, name: str) -> tuple[int, int]:
+        """Return the range of bytes of the file in which an array is, with its headers."""
+        info = self.members[name]
+        # The local header may have another extra field than the table of contents, and an npy header.
+        header = _LOCAL_HEADER_BYTES + len(info.filename.encode()) + len(info.extra) + _LOCAL_EXTRA_BYTES
+        return info.header_offset, info.header_offset + header + info.compress_size
 
     def header(self, name: str) -> ArrayHeader:
         """Read the shape and number type of an array."""

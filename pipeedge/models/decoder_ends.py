@@ -78,7 +78,9 @@ class DecoderEnds:
             if not name.startswith("block.")
         }
         threads = torch.get_num_threads()
-        for filling in check_tensors(shapes, architecture, file):
+        fillings = check_tensors(shapes, architecture, file)
+        file.announce(source.name for filling in fillings for source in filling.sources)
+        for filling in fillings:
             name, shape = filling.parameter, shapes[filling.parameter].shape
             if name == WORD_TABLE:
                 self._words = self._read_words(filling, shape, file)

@@ -7,9 +7,11 @@
 messages, programs      what can be asked of a node, and what it runs then
 talk, peer              conversations, from both ends
 store, identity         what a node keeps, and its key
+pieces                  weights, of which it fetches what its ranks read
 pairing, inviting       joining by a code
 discovery, facts        who is here
-composing, deployment   from profiles to a run, and on
+composing, sharing      from profiles, or sizes, to a plan
+deployment              from a plan to a run, and on
 node, main              a node as a program
 options, commands       the other programs
 """

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from pipeedge.nodes.inviting import join
 from pipeedge.nodes.messages import (
     Answered,
     Ask,
+    Blob,
     ClusterState,
     Down,
     Granted,
@@ -53,6 +54,8 @@ __all__ = ["ask_main", "down_main", "join_main", "members_main", "status_main", 
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _REPLY_S = 10.0
+_STREAMED = object()
+"""Reply that was printed as it came."""
 
 
 def _program(command: str, run: Callable[[list[str], Environment], None]) -> NoReturn:
@@ -169,12 +172,11 @@ def _state(request: ClientRequest, key: Membership) -> Mapping[str, Any]:
         return found.document
 
 
-def _serving_place(request: ClientRequest, key: Membership) -> tuple[str, int]:
-    """Return the address of the node that serves: the one that is asked, or else the only other one."""
-    document = _state(request, key)
+def _serving_place(document: Mapping[str, Any], asked: tuple[str, int]) -> tuple[str, int]:
+    """Return the address of the node that serves: the one that was asked, or else the only other one."""
     runs = document["runs"]
     if document["run"] is not None or not runs:
-        return request.place
+        return asked
     name = next(iter(runs))
     (address,) = (node["address"] for node in document["nodes"] if node["name"] == name)
     host, _, port = address.rpartition(":")
@@ -196,7 +198,7 @@ def _status(argv: list[str], environment: Environment) -> None:
 def _down(argv: list[str], environment: Environment) -> None:
     request = parse_down(argv, environment)
     key = read_key(request.key)
-    with call(_serving_place(request, key), key) as talk:
+    with call(_serving_place(_state(request, key), request.place), key) as talk:
         talk.ask(Down(), Granted, 90.0)
     print_notice("ended")
 
@@ -240,11 +242,17 @@ def _ask(argv: list[str], environment: Environment) -> None:
     question = read_question(request.question)
     reply = _from_service(request, question)
     if reply is None:
-        if isinstance(question, str) and find_any(request.model).family.decodes:
-            words = ("run", "0", "1", "--model", request.model, "--prompt", question, "--quiet")
+        if find_any(request.model).family.decodes:
+            text = _as_text(request.model, question)
+            words = ("run", "0", "1", "--model", request.model, "--prompt", text, "--quiet")
+            whole = ("--output", "-") if request.json else ()
+            longest = () if request.max_tokens is None else ("--max-tokens", str(request.max_tokens))
             sys.stdout.flush()
-            os.execv(sys.executable, [sys.executable, "-m", "pipeedge", *words])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, "-m", "pipeedge", *words, *whole, *longest])  # noqa: S606
+        _check_encoder(request)
         reply = ask_alone(request.model, question)
+    if reply is _STREAMED:
+        return
     if request.json:
         print_result(json.dumps(reply))
     else:
@@ -270,7 +278,10 @@ def read_question(text: str) -> str | bytes:
 
 
 def _from_service(request: AskRequest, question: str | bytes) -> Any:
-    """Return the reply of the running service, or None if there is none for the model."""
+    """Return the reply of the running service, or None if there is none for the model.
+
+    The text of a decoder is printed as it comes, unless the whole reply is wanted; ``_STREAMED`` says so.
+    """
     try:
         key = read_key(request.key)
         document = _state(request, key)
@@ -278,11 +289,18 @@ def _from_service(request: AskRequest, question: str | bytes) -> Any:
         if request.node != "127.0.0.1":
             raise
         return None  # no node here, so a run of its own answers
-    served = (
-        document["run"]["model"] if document["run"] is not None else next(iter(document["runs"].values()), "")
-    )
+    run = document["run"]
+    served = run["model"] if run is not None else next(iter(document["runs"].values()), "")
     if not _same_model(request.model, served):
         return None
+    place = _serving_place(document, request.place)
+    if run is None:
+        with call(place, key) as talk:
+            found: ClusterState = talk.ask(StateOf(), ClusterState, _REPLY_S)
+        run = found.document["run"]
+    if run is not None and run["generates"]:
+        return _ask_for_text(place, key, request, served, _as_text(served, question))
+    _check_encoder(request)
     is_image = isinstance(question, bytes)
     body = question if isinstance(question, bytes) else json.dumps({"inputs": question}).encode()
     ask = Ask(
@@ -291,15 +309,107 @@ def _from_service(request: AskRequest, question: str | bytes) -> Any:
         "application/octet-stream" if is_image else "application/json",
         len(body),
     )
-    with call(_serving_place(request, key), key) as talk:
-        talk.send(ask)
-        talk.send_bytes([body])
-        answered: Answered = talk.expect(Answered)
-        reply = json.loads(b"".join(map(bytes, talk.receive_bytes(answered.size))))
-    if answered.status != 200:
-        what = reply.get("error", reply) if isinstance(reply, dict) else reply
-        raise InputError(f"{served} has not answered: {what}")
+    with call(place, key) as talk:
+        status, parts = _asked(talk, ask, body)
+        reply = json.loads(b"".join(parts))
+    if status != 200:
+        raise _unanswered(served, reply)
     return reply
+
+
+def _asked(talk: Talk, ask: Ask, body: bytes) -> tuple[int, Iterator[bytes]]:
+    """Ask the service, and return the status of its reply, and the parts of its body as they come."""
+    talk.send(ask)
+    talk.send_bytes([body])
+    answered: Answered = talk.expect(Answered)
+
+    def parts() -> Iterator[bytes]:
+        while size := talk.expect(Blob).size:
+            yield from map(bytes, talk.receive_bytes(size))
+
+    return answered.status, parts()
+
+
+def _unanswered(served: str, reply: Any) -> InputError:
+    """Return what is raised for a reply that is an error."""
+    what = reply.get("error", reply) if isinstance(reply, dict) else reply
+    what = what.get("message", what) if isinstance(what, dict) else what
+    return InputError(f"{served} has not answered: {what}")
+
+
+def _check_encoder(request: AskRequest) -> None:
+    """Refuse options of decoders.
+
+    Raises:
+        RequestError: There is one.
+    """
+    if request.max_tokens is not None:
+        raise RequestError(f"--max-tokens: {printable(request.model)} does not generate text")
+
+
+def _as_text(model: str, question: str | bytes) -> str:
+    """Return a question to a decoder.
+
+    Raises:
+        InputError: It is an image.
+    """
+    if isinstance(question, bytes):
+        raise InputError(f"{printable(model)} generates text: ask it with a text, not with an image")
+    return question
+
+
+def _ask_for_text(
+    place: tuple[str, int], key: Membership, request: AskRequest, served: str, question: str
+) -> Any:
+    """Ask a decoder: a conversation if it knows them, else the beginning of a text."""
+    longest = {} if request.max_tokens is None else {"max_tokens": request.max_tokens}
+    chat = {"messages": [{"role": "user", "content": question}], **longest}
+    plain = {"prompt": question, **longest}
+    for path, document in (("/v1/chat/completions", chat), ("/v1/completions", plain)):
+        body = json.dumps({**document, "stream": not request.json}).encode()
+        with call(place, key) as talk:
+            ask = Ask(served, path, "application/json", len(body))  # type: ignore[arg-type]
+            status, parts = _asked(talk, ask, body)
+            if status == 200 and not request.json:
+                for piece in streamed_pieces(parts, served):
+                    print_result(piece, end="")
+                print_result("")
+                return _STREAMED
+            reply = json.loads(b"".join(parts))
+        if status == 200:
+            return reply
+        error = _unanswered(served, reply)
+        if "no chat template" not in str(error):
+            break
+    raise error
+
+
+def streamed_pieces(parts: Iterable[bytes], served: str) -> Iterator[str]:
+    """Yield the pieces of an answer, from the events of a stream.
+
+    Args:
+        parts: Parts of the stream, as they come.
+        served: Name of the model.
+
+    Raises:
+        InputError: The service could not go on.
+        PeerFailedError: The stream ends early.
+    """
+    rest = b""
+    for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            name, _, value = line.partition(b": ")
+            if name != b"data":
+                continue
+            if value.strip() == b"[DONE]":
+                return
+            event = json.loads(value)
+            if "error" in event:
+                raise _unanswered(served, event)
+            for choice in event.get("choices", ()):
+                yield choice.get("text") or choice.get("delta", {}).get("content") or ""
+    raise PeerFailedError(f"{served} has ended in the middle of its answer: ask again")
 
 
 def _same_model(wanted: str, served: str) -> bool:

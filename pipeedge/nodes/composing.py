@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import SYSTEM_RESERVE_BYTES
@@ -14,9 +15,9 @@ from pipeedge.plan.specs import DeviceType, NeighborLink
 from pipeedge.profile.emitting import model_profile, model_spec
 from pipeedge.profile.result_files import load_results
 
-__all__ = ["ProfiledNode", "choose_nodes", "compose", "seconds_of"]
+__all__ = ["PROCESS_BYTES", "ProfiledNode", "choose_nodes", "compose", "seconds_of"]
 
-_PROCESS_BYTES = 256 << 20
+PROCESS_BYTES = 256 << 20
 """Memory of a rank without a shard, where the profile does not say."""
 _MB = 1 << 20
 
@@ -32,6 +33,15 @@ class ProfiledNode:
     """Memory that a run can use there."""
     link: NeighborLink | None
     """Link between it and the asked node; None for the asked node itself."""
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+
+
+NodeT = TypeVar("NodeT", bound=_Named)
 
 
 def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choices: str) -> SpecPaths:
@@ -56,7 +66,7 @@ def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choice
         if spec is not None and found.elements_out != spec.elements_out:
             raise RequestError(f"{node.name} has profiled another model than {nodes[0].name}")
         spec = found
-        process = _PROCESS_BYTES if results.process_bytes is None else results.process_bytes
+        process = PROCESS_BYTES if results.process_bytes is None else results.process_bytes
         memory = max(0, int(node.free_bytes - SYSTEM_RESERVE_BYTES - process)) // _MB * _MB
         types[node.name] = DeviceType(
             mem_bytes=memory,
@@ -81,9 +91,7 @@ def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choice
     return paths
 
 
-def choose_nodes(
-    nodes: Sequence[ProfiledNode], most: int | None, seconds: Mapping[str, float]
-) -> list[ProfiledNode]:
+def choose_nodes(nodes: Sequence[NodeT], most: int | None, seconds: Mapping[str, float]) -> list[NodeT]:
     """Return the asked node, which is the first, and the fastest of the others.
 
     Args:

@@ -12,6 +12,7 @@ the run is the run's own business (``docs/failures.md``).
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -25,16 +26,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
+from pipeedge.base.errors import PeerError, PipeEdgeError, RequestError, one_line
+from pipeedge.base.machine import SYSTEM_RESERVE_BYTES
 from pipeedge.base.ports import free_port
 from pipeedge.base.wording import count, printable
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import ExitLimits, Output, RankExit, RankProcess, Supervisor, run_process
-from pipeedge.nodes.composing import ProfiledNode, choose_nodes, compose, seconds_of
-from pipeedge.nodes.messages import Here, Hold, News, Profile, Profiled, Serving, StartRank, Up
+from pipeedge.nodes.composing import PROCESS_BYTES, ProfiledNode, choose_nodes, compose, seconds_of
+from pipeedge.nodes.messages import (
+    Here,
+    Hold,
+    News,
+    Profile,
+    Profiled,
+    ReadSpeed,
+    Serving,
+    Speed,
+    StartRank,
+    Up,
+    is_model_name,
+)
 from pipeedge.nodes.peer import Peer, have_hold, have_profile, measure_link
-from pipeedge.nodes.programs import SpecPaths, rank_words
+from pipeedge.nodes.pieces import PieceKeeper
+from pipeedge.nodes.programs import rank_words
 from pipeedge.nodes.remote_rank import RemoteRank
+from pipeedge.nodes.sharing import TextNode, TextWeights, share_blocks, share_words
 from pipeedge.nodes.store import NodeStore, OfferedModel
 from pipeedge.plan.specs import NeighborLink
 from pipeedge.request.environment import BEGINS, LAUNCHED, LAUNCHER, inherited_environment
@@ -56,6 +72,8 @@ _RUN_TIMEOUT_S = 30.0
 _HEALTH_S = 0.2
 """Seconds between two questions whether the service answers yet."""
 _SERVICE_S = 2.0
+_SPEED_S = 30.0
+"""Seconds within which a node must have measured how fast it reads memory."""
 _LINES = 200
 _SAMPLES = 3
 """Number of figures over which the recent rate of answers is taken, some seconds apart."""
@@ -69,6 +87,7 @@ class Surroundings(Protocol):
     name: str
     port: int
     store: NodeStore
+    keeper: PieceKeeper
 
     @property
     def membership(self) -> Membership:
@@ -83,6 +102,12 @@ class Surroundings(Protocol):
     def profile(self, request: Profile, words: tuple[str, ...], tell: Callable[[News], None]) -> Profiled:
         """Measure a model here."""
 
+    def reading_speed(self) -> float:
+        """Return the bytes per second that a rank here would read from memory."""
+
+    def borrow(self, name: str, tell: Callable[[News], None]) -> OfferedModel | None:
+        """Return a model that another node has, or None."""
+
     def say(self, line: str) -> None:
         """Print a line for whoever watches this node."""
 
@@ -95,7 +120,8 @@ class _Plan:
     """The other nodes, in the order of their ranks from 1."""
     start: StartRank
     """Their request, for rank 1."""
-    planning: SpecPaths
+    planning: tuple[str, ...]
+    """Options with which rank 0 plans."""
 
 
 @dataclass
@@ -151,8 +177,9 @@ class Deployment:
         self._served: Serving | None = None
         self._failure: PipeEdgeError | None = None
         self._last_line: dict[int, str] = {}
+        self._generates = False
         self._answered: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
-        """Times, and numbers of items that were answered until then."""
+        """Times, and numbers of items or tokens that were answered until then."""
         self._thread = threading.Thread(target=self._run, name="deployment", daemon=True)
 
     # -- for the node ----------------------------------------------------------------------------------
@@ -220,19 +247,23 @@ class Deployment:
             "ranks": {str(rank): name for rank, name in enumerate(names)},
             "refused": {name: why for name, (why, _) in self._refused.items() if name not in names},
             "events": events,
-            "items_per_s": rate,
+            "generates": self._generates,
+            "tokens_per_s" if self._generates else "items_per_s": rate,
             "service": service,
         }
 
     def _rate(self, service: Mapping[str, Any]) -> float | None:
-        """Return the items that were answered per second lately, or None without an earlier figure."""
-        answered, now = int(service["queue"]["answered"]), time.monotonic()
+        """Return the items or tokens that came per second lately, or None without an earlier figure."""
+        answered, now = self._progress(service), time.monotonic()
         with self._lock:
             earlier = [(at, count) for at, count in self._answered if now - at >= _SHORTEST_S]
         if not earlier or answered < earlier[0][1]:
             return None
         at, before = earlier[0]
         return (answered - before) / (now - at)
+
+    def _progress(self, service: Mapping[str, Any]) -> int:
+        return int(service["queue"]["completion_tokens" if self._generates else "answered"])
 
     def _names(self, peers: Sequence[Peer]) -> list[str]:
         return [self._around.name, *(peer.name for peer in peers)]
@@ -264,36 +295,31 @@ class Deployment:
 
     def _try(self) -> int:
         """Make one attempt, and return the exit status of its run."""
-        model = self._around.store.offer(self.wanted.model, lambda line: self._note(News(line)))
+        model = self._find_model()
         plan = self._prepare(model)
         if self._stopping.is_set():
             return 0
         return self._supervise(plan, model)
+
+    def _find_model(self) -> OfferedModel:
+        """Return the model: from this machine, from another node that has it, or from the hub."""
+        name, store = self.wanted.model, self._around.store
+        tell = lambda line: self._note(News(line))  # noqa: E731
+        with contextlib.suppress(PipeEdgeError):
+            return store.offer(name, tell, fetch=False)
+        borrowed = self._around.borrow(name, self._teller(self._around.name))
+        return store.offer(name, tell) if borrowed is None else borrowed
 
     def _prepare(self, model: OfferedModel) -> _Plan:
         found = self._gather()
         self._enter("fetching")
         peers = self._all(found, lambda peer: self._let_fetch(peer, model))
         self._enter("profiling")
-        began = time.monotonic()
-        nodes, peers = self._profiles(peers, model)
-        self._profiled_s = time.monotonic() - began
-        self._enter("starting")
-        run = self._around.store.directory / "run"
-        seconds = {node.name: seconds_of(node, run) for node in nodes}
-        nodes = choose_nodes(nodes, self.wanted.count, seconds)
-        kept = {node.name for node in nodes}
-        peers = [peer for peer in peers if peer.name in kept]
+        self._generates = model.outline.family.decodes
+        plan = self._share if self._generates else self._schedule
+        peers, planning = plan(peers, model)
         self._attempt.peers = tuple(peers)
-        own = dict(zip(model.words[::2], model.words[1::2], strict=True))["--model"]
-        planning = compose(
-            nodes,
-            own,
-            run,
-            objective=self.wanted.objective,
-            plan=self.wanted.plan,
-            dtype=self.wanted.dtype,
-        )
+        kept = {peer.name for peer in peers}
         address = _meeting_address([own_end for peer, own_end in found if peer.name in kept])
         start = StartRank(
             run=self.run_name,
@@ -333,8 +359,66 @@ class Deployment:
 
     def _let_fetch(self, peer: Peer, model: OfferedModel) -> None:
         if model.files:
-            request = Hold(model.place, list(model.files), self._around.port)
+            name = self.wanted.model
+            known_as = name if is_model_name(name) else None
+            request = Hold(model.place, list(model.files), self._around.port, known_as)
             have_hold(peer, self._around.membership, request, self._teller(peer.name))
+
+    def _schedule(self, peers: Sequence[Peer], model: OfferedModel) -> tuple[list[Peer], tuple[str, ...]]:
+        """Let all nodes profile the model; return those to use, and the scheduler's files as options."""
+        began = time.monotonic()
+        nodes, kept = self._profiles(peers, model)
+        self._profiled_s = time.monotonic() - began
+        self._enter("starting")
+        run = self._around.store.directory / "run"
+        seconds = {node.name: seconds_of(node, run) for node in nodes}
+        nodes = choose_nodes(nodes, self.wanted.count, seconds)
+        own = dict(zip(model.words[::2], model.words[1::2], strict=True))["--model"]
+        wanted = self.wanted
+        planning = compose(nodes, own, run, objective=wanted.objective, plan=wanted.plan, dtype=wanted.dtype)
+        names = {node.name for node in nodes}
+        return [peer for peer in kept if peer.name in names], planning.words()
+
+    def _share(self, peers: Sequence[Peer], model: OfferedModel) -> tuple[list[Peer], tuple[str, ...]]:
+        """Share the blocks of a decoder by the bytes of its weights; return the nodes to use, and options.
+
+        Raises:
+            RequestError: An option is one of encoders.
+            InfeasibleError: The weights do not fit the memory of the nodes.
+        """
+        wanted, around = self.wanted, self._around
+        if wanted.plan != "cut":
+            raise RequestError(
+                f"--plan {wanted.plan}: a decoder is shared by the bytes of its weights; leave it out"
+            )
+        began = time.monotonic()
+        speeds: dict[str, float] = {}
+
+        def measure(peer: Peer) -> None:
+            with peer.call(around.membership) as talk:
+                speeds[peer.name] = talk.ask(ReadSpeed(self.run_name), Speed, _SPEED_S).bytes_per_s
+
+        with ThreadPoolExecutor(1) as pool:
+            own = pool.submit(around.reading_speed)
+            kept = self._all([(peer, "") for peer in peers], measure)
+            speeds[around.name] = own.result()
+        self._profiled_s = time.monotonic() - began
+        self._enter("starting")
+        facts = {around.name: around.facts(), **{peer.name: peer.here for peer in kept}}
+        nodes = [
+            TextNode(name, speeds[name], max(0, here.memory - SYSTEM_RESERVE_BYTES - PROCESS_BYTES))
+            for name, here in facts.items()
+        ]
+        nodes = choose_nodes(nodes, wanted.count, {name: 1 / speed for name, speed in speeds.items()})
+        shares = share_blocks(TextWeights.of(model.outline.config, wanted.dtype), nodes, wanted.objective)
+        told = ", ".join(
+            f"{node.name} {count(share, 'block') if share else 'waits'}"
+            for node, share in zip(nodes, shares, strict=True)
+        )
+        self._note(News(f"shared by what each reads from memory in a second: {told}"))
+        names = {node.name for node in nodes}
+        words = (*share_words(shares), "--dtype", wanted.dtype)
+        return [peer for peer in kept if peer.name in names], words
 
     def _profiles(self, peers: Sequence[Peer], model: OfferedModel) -> tuple[list[ProfiledNode], list[Peer]]:
         wanted = self.wanted
@@ -392,7 +476,8 @@ class Deployment:
                 return run_process(command, environment, forward, ended)
             peer = plan.peers[command.rank - 1]
             request = _for_rank(start, command.rank)
-            return RemoteRank(lambda: peer.call(self._around.membership), request, forward, ended)
+            tell = self._teller(peer.name)
+            return RemoteRank(lambda: peer.call(self._around.membership), request, forward, tell, ended)
 
         environment = inherited_environment() | {LAUNCHED: "1", LAUNCHER: str(os.getpid())}
         supervisor = Supervisor(
@@ -413,7 +498,8 @@ class Deployment:
         watching = threading.Thread(target=self._watch, args=(over,), name="watch", daemon=True)
         watching.start()
         try:
-            return supervisor.run()
+            with self._around.keeper.listening(self._teller(self._around.name)):
+                return supervisor.run()
         finally:
             over.set()
             watching.join()
@@ -435,7 +521,7 @@ class Deployment:
             service = ask_service(self.wanted.serve_port, "/status")
             if service is not None:
                 with self._lock:
-                    self._answered.append((time.monotonic(), int(service["queue"]["answered"])))
+                    self._answered.append((time.monotonic(), self._progress(service)))
             self._welcome()
 
     def _welcome(self) -> None:

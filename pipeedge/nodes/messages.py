@@ -2,15 +2,19 @@
 
     about        Here                                  what the node is, and what it does
     measure      Granted                                  as many bytes as it says follow the request
-    hold         News ..., Granted                    fetches the files of a model from the node that asks
+    hold         News ..., Granted                    fetches the files of a model from the node that asks,
+                                                      and its weights once a rank reads them
     get          Blob, and its bytes                   one file of a model that this node has offered
+    getranges    Blob and its bytes, for each          parts of such a file, as far as they are here
+    findmodel    Offered                               the files of a model by its name, without contents
     profile      News ..., Profiled                measures the layers of a model
+    readspeed    Speed                             measures how fast memory is read
     startrank    Said ..., Ended                       runs one rank; it lives as long as the connection
     remove       Granted                                  takes a newer list of removed nodes
     up           News ..., Serving                   plans, starts and serves a model on all nodes
     down         Granted                                  ends that
     state        ClusterState                                 the nodes, the run and its service as JSON
-    ask          Answered, and its bytes               passes a request on to the service; its body follows
+    ask          Answered, Blob and its bytes ...   passes a request on to the service; its body follows
 
 Anything may be answered by ``Refused``. Each request has a type with limits, and there are no others: a
 member can have a node run one of two programs of ours, with values for options from here, and nothing else.
@@ -37,6 +41,7 @@ __all__ = [
     "Down",
     "Ended",
     "Get",
+    "GetRanges",
     "Here",
     "Hold",
     "Measure",
@@ -45,6 +50,10 @@ __all__ = [
     "Profile",
     "Profiled",
     "News",
+    "FindModel",
+    "Offered",
+    "ReadSpeed",
+    "Speed",
     "Serving",
     "Refused",
     "Remove",
@@ -63,7 +72,8 @@ PlainName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_PART}$")]
 LongText: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
 Key: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:%_-]{0,127}$")]
-ModelName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_PART}(/{_PART})?(#[A-Za-z0-9]{{1,15}})?$")]
+_NAMED = rf"{_PART}(/{_PART})?(#[A-Za-z0-9]{{1,15}})?"
+ModelName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_NAMED}$")]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 _World: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 _Batch: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -76,6 +86,10 @@ class ModelFile(Struct, frozen=True):
     size: Count
     """Size in bytes."""
     sha256: Digest
+    """Digest of its contents, or of the digests of its pieces."""
+    pieces: Annotated[tuple[Digest, ...], Meta(max_length=1 << 16)] = ()
+    """Digests of the pieces of a large file of weights, of which each node fetches what it needs."""
+    piece_bytes: Annotated[int, Meta(ge=0, le=1 << 30)] = 0
 
 
 class ModelPlace(Struct, frozen=True):
@@ -112,6 +126,8 @@ class Hold(Message, frozen=True):
     files: Annotated[list[ModelFile], Meta(max_length=4096)]
     port: Port
     """Port of the node that has them, at the address from which this request came."""
+    known_as: ModelName | None = None
+    """Name by which people ask for it; None for a directory."""
 
 
 class Get(Message, frozen=True):
@@ -119,6 +135,20 @@ class Get(Message, frozen=True):
 
     sha256: Digest
     offset: Count
+
+
+class GetRanges(Message, frozen=True):
+    """Ask for parts of a file of a model."""
+
+    sha256: Digest
+    ranges: Annotated[list[tuple[Count, Count]], Meta(max_length=4096)]
+    """Numbers of the first byte of each part, and of the one behind its last."""
+
+
+class FindModel(Message, frozen=True):
+    """Ask whether the node has a model, and what its files are."""
+
+    name: ModelName
 
 
 class Profile(Message, frozen=True):
@@ -129,6 +159,13 @@ class Profile(Message, frozen=True):
     dtype: DType
     thorough: bool = False
     """Whether as many passes are measured as the profiler takes by itself, rather than a few."""
+
+
+class ReadSpeed(Message, frozen=True):
+    """Measure how fast this node reads memory, which decides how fast it generates text."""
+
+    run: Name
+    """Name of the run that it is for."""
 
 
 class StartRank(Message, frozen=True):
@@ -190,7 +227,22 @@ class Ask(Message, frozen=True):
     size: Annotated[int, Meta(ge=0, le=64 << 20)]
 
 
-TO_NODE = About | Measure | Hold | Get | Profile | StartRank | Remove | Up | Down | StateOf | Ask
+TO_NODE = (
+    About
+    | Measure
+    | Hold
+    | Get
+    | GetRanges
+    | FindModel
+    | Profile
+    | ReadSpeed
+    | StartRank
+    | Remove
+    | Up
+    | Down
+    | StateOf
+    | Ask
+)
 
 # -- replies -----------------------------------------------------------------------------------------
 
@@ -254,12 +306,25 @@ class Blob(Message, frozen=True):
     size: Count
 
 
+class Offered(Message, frozen=True):
+    """A model that the node has, or of which it knows the files."""
+
+    model: ModelPlace
+    files: Annotated[list[ModelFile], Meta(max_length=4096)]
+
+
 class Profiled(Message, frozen=True):
     """The results file of a profile."""
 
     results: LongText
     seconds: Amount
     """Duration of the measurement; 0 if it was made before."""
+
+
+class Speed(Message, frozen=True):
+    """How fast a node reads memory."""
+
+    bytes_per_s: Annotated[float, Meta(gt=0)]
 
 
 class Said(Message, frozen=True):
@@ -293,16 +358,32 @@ class ClusterState(Message, frozen=True, tag="clusterstate"):
 
 
 class Answered(Message, frozen=True):
-    """Reply of the service; its body follows."""
+    """Reply of the service; its body follows in parts, each a ``Blob``, as it comes. The last is empty."""
 
     status: Annotated[int, Meta(ge=100, le=599)]
     content_type: Name
-    size: Count
 
 
 FROM_NODE = (
-    Refused | Here | Granted | News | Blob | Profiled | Said | Ended | Serving | ClusterState | Answered
+    Refused
+    | Here
+    | Granted
+    | News
+    | Blob
+    | Offered
+    | Profiled
+    | Speed
+    | Said
+    | Ended
+    | Serving
+    | ClusterState
+    | Answered
 )
+
+
+def is_model_name(text: str) -> bool:
+    """Return whether ``text`` can be the name of a known model or of a repository."""
+    return re.fullmatch(_NAMED, text) is not None
 
 
 def is_plain_name(text: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import queue
 import select
@@ -18,7 +19,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +29,13 @@ from pipeedge.base.errors import PeerError, PeerFailedError, PipeEdgeError, Requ
 from pipeedge.base.wording import figure, printable
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import Output, Supervisor
+from pipeedge.models.architecture import Architecture
+from pipeedge.models.registry import find_any
+from pipeedge.models.weights.pieces import PIECES_SUFFIX
+from pipeedge.models.weights.safetensors_files import SafetensorsFile
 from pipeedge.nodes.deployment import Deployment
 from pipeedge.nodes.discovery import Address, Discovery
-from pipeedge.nodes.facts import state_facts
+from pipeedge.nodes.facts import reading_speed, state_facts
 from pipeedge.nodes.messages import (
     About,
     Answered,
@@ -39,24 +44,32 @@ from pipeedge.nodes.messages import (
     ClusterState,
     Down,
     Ended,
+    FindModel,
     Get,
+    GetRanges,
     Granted,
     Here,
     Hold,
     Measure,
+    ModelFile,
     News,
+    Offered,
     Profile,
     Profiled,
+    ReadSpeed,
     Remove,
     Said,
     Serving,
+    Speed,
     StartRank,
     StateOf,
     Up,
+    is_model_name,
 )
-from pipeedge.nodes.peer import Peer, ask_about, call, get_file
+from pipeedge.nodes.peer import Acquaintances, Peer, call, get_file, get_ranges
+from pipeedge.nodes.pieces import PieceFile, PieceKeeper
 from pipeedge.nodes.programs import located, profile_words, rank_words
-from pipeedge.nodes.store import KnownNode, NodeStore
+from pipeedge.nodes.store import KnownNode, Manifest, NodeStore, OfferedModel
 from pipeedge.nodes.talk import CHUNK, HELLO, Talk, refusing
 from pipeedge.profile.result_files import load_results
 from pipeedge.request.environment import LAUNCHER, inherited_environment
@@ -66,18 +79,26 @@ from pipeedge.transport.membership import Membership, refuse_revoked
 from pipeedge.transport.reception import Reception
 from pipeedge.transport.sealed import SealedSocket, Stream
 
-__all__ = ["NODE_PORT", "Node", "describe", "profile_key"]
+__all__ = ["NODE_PORT", "Node", "block_key", "describe", "profile_key"]
 
 NODE_PORT = 29600
 _FIRST_S = 10.0
 """Seconds within which a member must say what it asks for."""
-_MOST_TALKS = 64
-"""Largest number of members that are served at once."""
+_MOST_TALKS = 256
+"""Largest number of connections of members at once; each node that knows this one keeps one."""
+_IDLE_S = 60.0
+"""Seconds for which a connection is kept on which nothing is asked."""
 _LOOK_S = 2.0
 """Seconds within which other nodes must answer."""
 _SLOT_S = 15.0
 """Seconds that a rank waits for the one before it, of the same run, to end."""
 _ASK_S = 300.0
+_DEPTH = frozenset({"blocks", "num_labels", "head", "pooler", "pooler_size", "pooling"})
+"""Fields of a model that do not change its inner blocks."""
+_OFFER_S = 120.0
+"""Seconds within which a node must have computed the digests of a model."""
+_SAMPLES = 1024
+"""Number of samples that are asked for at once."""
 
 
 class _Slot:
@@ -162,6 +183,13 @@ class Node:
             admit=self._admit,
             refused=self._refuse_stranger,
         )
+        self._acquaintances = Acquaintances()
+        self._sources: dict[str, Address] = {}
+        """Nodes that have announced files, by digest."""
+        self.keeper = PieceKeeper(store.directory, self._fetch_pieces)
+        for manifest in store.manifests():
+            with contextlib.suppress(PipeEdgeError):
+                self._go_on_fetching(manifest)
         if (wanted := store.wanted()) is not None:
             self.say(f"goes on serving {wanted.model}")
             self._deploy(wanted, patient=True)
@@ -192,7 +220,7 @@ class Node:
 
         def ask(place: Address) -> tuple[Peer, str] | None:
             try:
-                return ask_about(place, membership, number, _LOOK_S)
+                return self._acquaintances.ask(place, membership, number, _LOOK_S)
             except PipeEdgeError:
                 return None
 
@@ -226,8 +254,29 @@ class Node:
                 tell(News("profiled before"))
                 return Profiled(path.read_text("utf-8"), 0.0)
             path.unlink()  # damaged, as by a power failure
-        tell(News("profiling"))
         began = time.monotonic()
+        block = block_key(find_any(words[1]).config, key)
+        for like in () if request.thorough else self.store.alike(block):
+            tell(News("taking the times from a model with the same blocks"))
+            with contextlib.suppress(PeerFailedError):  # its blocks differ in what the key does not say
+                self._run_profiler(request, words, path, like)
+                break
+        else:
+            tell(News("profiling"))
+            self._run_profiler(request, words, path)
+            self.store.keep_block(path, block)
+        seconds = time.monotonic() - began
+        tell(News(f"profiled in {seconds:.1f} s"))
+        return Profiled(path.read_text("utf-8"), seconds)
+
+    def _run_profiler(
+        self, request: Profile, words: tuple[str, ...], path: Path, like: Path | None = None
+    ) -> None:
+        """Have the profiler write a results file.
+
+        Raises:
+            PeerFailedError: It has failed.
+        """
         new = path.with_suffix(".new.yml")
         new.unlink(missing_ok=True)
         lines: list[str] = []
@@ -236,7 +285,8 @@ class Node:
             if error:
                 lines.append(text.strip())
 
-        command = RankCommand(0, (sys.executable, "-m", "pipeedge", *profile_words(request, words, new)))
+        program = profile_words(request, words, new, like)
+        command = RankCommand(0, (sys.executable, "-m", "pipeedge", *program))
         status = Supervisor(
             [command], self._environment(), Output(take, lambda line: None, lambda rank: "")
         ).run()
@@ -245,9 +295,6 @@ class Node:
                 f"the profiler ended with status {status}" + (f": {lines[-1]}" if lines else "")
             )
         new.replace(path)
-        seconds = time.monotonic() - began
-        tell(News(f"profiled in {seconds:.1f} s"))
-        return Profiled(path.read_text("utf-8"), seconds)
 
     def _environment(self) -> dict[str, str]:
         return inherited_environment() | {LAUNCHER: str(os.getpid())}
@@ -298,7 +345,10 @@ class Node:
             Measure: self._take_bytes,
             Hold: self._hold,
             Get: self._give,
+            GetRanges: self._give,
+            FindModel: self._offer,
             Profile: self._profile_for,
+            ReadSpeed: self._tell_speed,
             StartRank: self._run_rank,
             Remove: self._remove,
             Up: self._up,
@@ -309,6 +359,14 @@ class Node:
         answers[type(request)](talk, request)
 
     def _tell_about(self, talk: Talk, request: About) -> None:
+        while True:
+            talk.send(self._about(request))
+            try:
+                request = talk.expect(About, _IDLE_S)
+            except PeerError:
+                return
+
+    def _about(self, request: About) -> Here:
         deployment, removals = self._deployment, self._removals
         number = 0 if removals is None else removals.number
         here = self.facts()
@@ -324,7 +382,7 @@ class Node:
                 "phase": deployment.phase,
                 "url": deployment.url,
             }
-        talk.send(Here(**values))
+        return Here(**values)
 
     def _take_bytes(self, talk: Talk, request: Measure) -> None:
         while True:
@@ -337,8 +395,22 @@ class Node:
                 return
 
     def _hold(self, talk: Talk, request: Hold) -> None:
-        missing = self.store.missing(request.model, request.files)
-        whole = float(sum(file.size for file, _ in missing))
+        manifest = Manifest(request.known_as, request.model, request.files)
+        self._hold_files(manifest, (talk.peer_address, request.port), talk.name, talk.send)
+        talk.send(Granted())
+
+    def _hold_files(
+        self, manifest: Manifest, source: Address, name: str, tell: Callable[[News], None]
+    ) -> None:
+        """Fetch the small files of a model that are not here, and prepare to fetch pieces of its weights.
+
+        Raises:
+            PipeEdgeError: The source is lost, or the disk is full.
+        """
+        places = self.store.places(manifest.place, manifest.files)
+        missing = [(file, path) for file, path in places if not path.exists()]
+        small = [(file, path) for file, path in missing if not file.pieces]
+        whole = float(sum(file.size for file, _ in small))
         fetched, told_at = 0.0, 0.0
 
         def counted(parts: Iterator[memoryview], line: str) -> Iterator[memoryview]:
@@ -348,41 +420,171 @@ class Node:
                 fetched += len(part)
                 if time.monotonic() - told_at >= 0.2 or fetched == whole:
                     told_at = time.monotonic()
-                    talk.send(News(line, done=fetched, total=whole))
+                    tell(News(line, done=fetched, total=whole))
 
-        if missing:
-            address = (talk.peer_address, request.port)
-            with call(address, self.membership, name=talk.name) as source:
-                for file, path in missing:
-                    line = f"fetching {file.name}"
-                    self.store.receive(file, path, counted(get_file(source, file.sha256), line))
-        talk.send(Granted())
+        with self._lock:
+            self._sources |= {file.sha256: source for file in manifest.files}
+        if not missing:
+            self._go_on_fetching(manifest)
+            return
+        with call(source, self.membership, name=name) as talk:
+            for file, path in small:
+                line = f"fetching {file.name}"
+                self.store.receive(file, path, counted(get_file(talk, file.sha256), line))
+            self._go_on_fetching(manifest, talk)
+        self.store.keep_manifest(manifest)
 
-    def _give(self, talk: Talk, request: Get) -> None:
-        while True:
-            path = self.store.offered(request.sha256)
-            if path is None:
-                raise RequestError("this node offers no such file")
-            size = path.stat().st_size
-            with path.open("rb") as stream:
-                stream.seek(request.offset)
-                talk.send(Blob(max(0, size - request.offset)))
-                talk.send_bytes(iter(lambda: stream.read(CHUNK), b""))
+    def _go_on_fetching(self, manifest: Manifest, talk: Talk | None = None) -> None:
+        """Answer the readers of files of which pieces are missing.
+
+        Args:
+            manifest: The model.
+            talk: Conversation with a node that has the files, if this one has not had them before.
+        """
+        for file, path in self.store.places(manifest.place, manifest.files):
+            is_new = not path.exists()
+            if not file.pieces or not (is_new or path.with_name(path.name + PIECES_SUFFIX).exists()):
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = self.keeper.keep(path, file)
             try:
-                request = talk.expect(Get, _FIRST_S * 6)
+                if path.suffix == ".safetensors":
+                    self._keep_samples(kept, talk if is_new else None)
+            except BaseException:
+                if is_new:
+                    self.keeper.drop(kept)
+                raise
+
+    def _keep_samples(self, file: PieceFile, talk: Talk | None) -> None:
+        """Have the bytes by which ranks compare their weights, so that they need not fetch all pieces."""
+        weights = SafetensorsFile(file.path)
+        samples = list(weights.samples())
+        weights.close()
+        if talk is not None:
+            for start in range(0, len(samples), _SAMPLES):
+                part = samples[start : start + _SAMPLES]
+                for (offset, _), data in zip(part, get_ranges(talk, file.file.sha256, part), strict=True):
+                    file.patch(offset, data)
+        file.samples = frozenset(samples)
+
+    def borrow(self, name: str, tell: Callable[[News], None]) -> OfferedModel | None:
+        """Return a model that another node has, or None."""
+        if not is_model_name(name) or Path(name).exists():
+            return None
+        for peer, _ in self.look():
+            try:
+                with peer.call(self.membership) as talk:
+                    offered: Offered = talk.ask(FindModel(name), Offered, _OFFER_S)
+                manifest = Manifest(name, offered.model, offered.files)
+                self._hold_files(manifest, peer.address, peer.name, tell)
+                tell(News(f"the files are those of {peer.name}"))
+                return self.store.held(manifest)
+            except PipeEdgeError as error:
+                if "does not have" not in one_line(error):
+                    tell(News(f"{peer.name} cannot give the files: {one_line(error)}"))
+        return None
+
+    def _offer(self, talk: Talk, request: FindModel) -> None:
+        try:
+            found = self.store.offer(request.name, self.say, fetch=False)
+            talk.send(Offered(found.place, list(found.files)))
+        except PipeEdgeError as error:
+            for manifest in self.store.manifests():
+                if manifest.known_as == request.name:
+                    self.store.held(manifest)
+                    talk.send(Offered(manifest.place, manifest.files))
+                    return
+            raise PeerFailedError(f"this node does not have {request.name}") from error
+
+    def _fetch_pieces(
+        self, file: ModelFile, numbers: Sequence[int], take: Callable[[int, bytes], None]
+    ) -> None:
+        """Fetch pieces from the node that has offered them, or else from any that has them.
+
+        Raises:
+            PeerFailedError: No node has all of them.
+        """
+        left = list(numbers)
+        with self._lock:
+            source = self._sources.get(file.sha256)
+        holders = dict.fromkeys([*(() if source is None else (source,)), *self._places()])
+        failure = PeerFailedError(f"no node is here that has {file.name}")
+        for holder in holders:
+            try:
+                with call(holder, self.membership) as talk:
+                    ends = [(number * file.piece_bytes, (number + 1) * file.piece_bytes) for number in left]
+                    ranges = [(start, min(stop, file.size)) for start, stop in ends]
+                    for number, data in zip(list(left), get_ranges(talk, file.sha256, ranges), strict=True):
+                        take(number, data)
+                        left.remove(number)
+                return
+            except PeerFailedError as error:
+                failure = error
+        raise PeerFailedError(f"no node here has all of {file.name} ({one_line(failure)})") from failure
+
+    def _give(self, talk: Talk, request: Get | GetRanges) -> None:
+        """Give files, or parts of them, until the other end has all that it wants."""
+        while True:
+            if isinstance(request, Get):
+                self._give_file(talk, request)
+            else:
+                self._give_ranges(talk, request)
+            try:
+                request = talk.receive(_FIRST_S * 6)
             except PeerError:
                 return
+            if not isinstance(request, (Get, GetRanges)):
+                raise RequestError(f"this node gives files now, and was asked for {request.kind}")
+
+    def _give_file(self, talk: Talk, request: Get) -> None:
+        path = self.store.offered(request.sha256)
+        if path is None:
+            raise RequestError("this node offers no such file")
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            stream.seek(request.offset)
+            talk.send(Blob(max(0, size - request.offset)))
+            talk.send_bytes(iter(lambda: stream.read(CHUNK), b""))
+
+    def _give_ranges(self, talk: Talk, request: GetRanges) -> None:
+        path, part = self.store.offered(request.sha256), self.keeper.holder(request.sha256)
+        if path is None and part is not None:
+            path = part.path
+        if path is None:
+            raise PeerFailedError("this node has no such file")
+        if part is not None and not part.can_give(request.ranges):
+            raise PeerFailedError("this node does not have that part")
+        with path.open("rb") as stream:
+            for start, stop in request.ranges:
+                stream.seek(start)
+                left = max(0, stop - start)
+                talk.send(Blob(left))
+                while left:
+                    data = stream.read(min(left, CHUNK))
+                    if not data:
+                        raise PeerFailedError("this node has another file under that digest")
+                    talk.send_bytes([data])
+                    left -= len(data)
 
     def _profile_for(self, talk: Talk, request: Profile) -> None:
         with self._slot.taken(f"a profile of {request.model.name}", talk.name):
             talk.send(self.profile(request, located(request.model, self.store.models), talk.send))
+
+    def reading_speed(self) -> float:
+        """Return the bytes per second that a rank here would read from memory."""
+        threads = inherited_environment().get("OMP_NUM_THREADS", "")
+        return reading_speed(int(threads) if threads.isdecimal() and int(threads) else self.facts().cores)
+
+    def _tell_speed(self, talk: Talk, request: ReadSpeed) -> None:
+        with self._slot.taken(request.run, talk.name):
+            talk.send(Speed(self.reading_speed()))
 
     def _run_rank(self, talk: Talk, request: StartRank) -> None:
         with self._slot.taken(request.run, talk.name):
             self.say(f"runs rank {request.rank} of {request.world} of {request.run} for {talk.name}")
             words = rank_words(request, request.rank, located(request.model, self.store.models))
             argv = (sys.executable, "-u", "-m", "pipeedge", *words)
-            lines: queue.SimpleQueue[Said | Ended] = queue.SimpleQueue()
+            lines: queue.SimpleQueue[Said | Ended | News] = queue.SimpleQueue()
 
             def take(text: str, *, error: bool) -> None:
                 lines.put(Said(text[: 32 << 10], error))
@@ -399,14 +601,15 @@ class Node:
             run.start()
             watch.start()
             is_lost, message = False, None
-            while not isinstance(message, Ended):
-                message = lines.get()
-                if not is_lost:
-                    try:
-                        talk.send(message)
-                    except PeerError:
-                        is_lost = True
-                        supervisor.stop()
+            with self.keeper.listening(lines.put):
+                while not isinstance(message, Ended):
+                    message = lines.get()
+                    if not is_lost:
+                        try:
+                            talk.send(message)
+                        except PeerError:
+                            is_lost = True
+                            supervisor.stop()
             self.say(f"rank {request.rank} of {request.run} has ended with status {message.code}")
             talk.hang_up()
             watch.join()
@@ -539,9 +742,13 @@ class Node:
         try:
             connection.request("POST", request.path, body, {"Content-Type": request.content_type})
             reply = connection.getresponse()
-            text = reply.read()
-            talk.send(Answered(reply.status, reply.getheader("Content-Type") or "", len(text)))
-            talk.send_bytes([text])
+            talk.send(Answered(reply.status, reply.getheader("Content-Type") or ""))
+            while True:
+                part = reply.read1(CHUNK)
+                talk.send(Blob(len(part)))
+                if not part:
+                    return
+                talk.send_bytes([part])
         except (OSError, http.client.HTTPException) as error:
             raise PeerFailedError(
                 f"{deployment.wanted.model} does not answer now ({deployment.phase}; {one_line(error)})"
@@ -561,7 +768,9 @@ class Node:
             talks = list(self._talks)
         for talk in talks:
             talk.hang_up()
+        self._acquaintances.close()
         self._slot.wait_free()
+        self.keeper.close()
 
 
 def _when_left(talk: Talk, stop: Callable[[], None]) -> None:
@@ -592,6 +801,17 @@ def profile_key(request: Profile, here: Here, threads: str) -> list[str]:
     model = request.model.digest or request.model.name
     machine = [here.processor, str(here.cores), here.torch, here.version, threads]
     return [model, request.dtype, str(request.batch_size), *machine]
+
+
+def block_key(config: Architecture, key: Sequence[str]) -> list[str]:
+    """Return what the times of a model's blocks depend on: models with equal keys have the same blocks.
+
+    Args:
+        config: The model.
+        key: What its profile depends on (``profile_key``).
+    """
+    values = {name: value for name, value in config.as_dict().items() if name not in _DEPTH}
+    return [json.dumps(values, sort_keys=True, default=str), *key[1:]]
 
 
 def describe(here: Here) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from pipeedge.base.errors import RequestError
 from pipeedge.base.schedule import DTYPES
 from pipeedge.profile.network import parse_place
+from pipeedge.request.config import RunRequest
 from pipeedge.request.declared import (
     PORT,
     Check,
@@ -25,6 +26,8 @@ from pipeedge.request.declared import (
     read_variables,
 )
 from pipeedge.request.environment import Environment
+from pipeedge.request.generation import GenerationRequest
+from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, names, nonempty, path
 
 __all__ = [
@@ -55,11 +58,9 @@ _PLACES = Check(lambda places: all(parse_place(each) for each in places), "must 
 class NodeRequest:
     """A node that waits for work."""
 
-    key: Path | None = option(
-        None,
-        "--key",
-        type=path,
-        variable="PIPEEDGE_KEY",
+    key: Path | None = option_like(
+        KeyRequest,
+        "key",
         help="key of the cluster, or of this node (~/.config/pipeedge/cluster.pem)",
     )
     name: str | None = option(None, "--name", type=nonempty, help="name of this node (that of the machine)")
@@ -163,9 +164,7 @@ class UpRequest(ClientRequest):
     dtype: str = option(
         "float32", "--dtype", choices=DTYPES, help="number type of weights and computation ({default})"
     )
-    microbatch_size: int = option(
-        8, "-u/--ubatch-size", type=int, check=at_least(1), help="items in a microbatch ({default})"
-    )
+    microbatch_size: int = option_like(RunRequest, "microbatch_size")
     serve: int = option(
         8000,
         "--serve",
@@ -209,6 +208,7 @@ class AskRequest(ClientRequest):
     model: str = ""
     question: str = ""
     json: bool = option(False, "--json", help="print the whole reply as JSON")
+    max_tokens: int | None = option_like(GenerationRequest, "max_tokens")
 
 
 @dataclass(frozen=True)

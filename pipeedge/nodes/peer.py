@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.errors import DeadlineError, PeerFailedError
 from pipeedge.control.messages import Message
 from pipeedge.nodes.messages import (
     About,
     Blob,
     Get,
+    GetRanges,
     Granted,
     Here,
     Hold,
@@ -31,7 +33,7 @@ from pipeedge.transport.membership import Membership
 from pipeedge.transport.sealed import SealedSocket
 from pipeedge.transport.wires import Connections
 
-__all__ = ["CONNECT_S", "Peer", "call"]
+__all__ = ["CONNECT_S", "Acquaintances", "Peer", "call"]
 
 KindT = TypeVar("KindT", bound=Message)
 
@@ -40,6 +42,8 @@ CONNECT_S = 3.0
 _ENOUGH_S = 0.1
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, 64 << 20
 _ROUNDS = 3
+_PART_S = 60.0
+"""Seconds within which the next part of a file must come."""
 _LONGEST_MEASURE_S = 4.0
 
 
@@ -107,12 +111,73 @@ def ask_about(
         PeerFailedError: Nobody answers there, or it is no node of this cluster.
     """
     with call(address, membership, within_s=within_s) as talk:
-        here = talk.ask(About(removals), Here, within_s)
-        certified, serial = talk.peer_certificate()
-        if serial and serial.lstrip("0") != here.serial.lstrip("0"):
-            raise PeerFailedError(f"{talk.name} says that it is another node than its key says")
-        name = certified if certified == here.name else here.name
-        return Peer(name, address, here), talk.own_address
+        return _about(talk, address, removals, within_s), talk.own_address
+
+
+def _about(talk: Talk, address: tuple[str, int], removals: int, within_s: float) -> Peer:
+    """Ask what a node is. Raises PeerFailedError."""
+    here: Here = talk.ask(About(removals), Here, within_s)
+    certified, serial = talk.peer_certificate()
+    if serial and serial.lstrip("0") != here.serial.lstrip("0"):
+        raise PeerFailedError(f"{talk.name} says that it is another node than its key says")
+    return Peer(certified if certified == here.name else here.name, address, here)
+
+
+class Acquaintances:
+    """Asks nodes again and again what they are, over connections that stay: a handshake costs milliseconds.
+
+    Any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, int], tuple[Membership, Talk]] = {}
+
+    def ask(
+        self, address: tuple[str, int], membership: Membership, removals: int, within_s: float
+    ) -> tuple[Peer, str]:
+        """Return what ``ask_about`` does, with its arguments and errors."""
+        with self._lock:
+            known, talk = self._idle.pop(address, (None, None))
+        if talk is not None:
+            if known == membership:
+                try:
+                    return self._asked(talk, address, membership, removals, within_s)
+                except DeadlineError:
+                    raise
+                except PeerFailedError:
+                    pass  # it was started again, or another node has its address now
+            else:
+                talk.close()
+        talk = call(address, membership, within_s=within_s)
+        return self._asked(talk, address, membership, removals, within_s)
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for _, talk in idle.values():
+            talk.close()
+
+    def _asked(
+        self,
+        talk: Talk,
+        address: tuple[str, int],
+        membership: Membership,
+        removals: int,
+        within_s: float,
+    ) -> tuple[Peer, str]:
+        try:
+            peer, own_end = _about(talk, address, removals, within_s), talk.own_address
+        except BaseException:
+            talk.close()
+            raise
+        with self._lock:
+            if address not in self._idle:
+                self._idle[address] = membership, talk
+                return peer, own_end
+        talk.close()
+        return peer, own_end
 
 
 def measure_link(
@@ -171,6 +236,20 @@ def get_file(talk: Talk, sha256: str) -> Iterator[memoryview]:
     """
     blob: Blob = talk.ask(Get(sha256, 0), Blob)
     yield from talk.receive_bytes(blob.size)
+
+
+def get_ranges(talk: Talk, sha256: str, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield parts of a file that the other end has.
+
+    Raises:
+        PeerFailedError: The other end is lost, or does not have them.
+    """
+    talk.send(GetRanges(sha256, list(ranges)))
+    for start, stop in ranges:
+        blob: Blob = talk.expect(Blob, _PART_S)
+        if blob.size != stop - start:
+            raise PeerFailedError(f"{talk.name} has another file under that digest")
+        yield b"".join(map(bytes, talk.receive_bytes(blob.size)))
 
 
 def _until(talk: Talk, kind: type[KindT], tell: Callable[[News], None]) -> KindT:

@@ -65,7 +65,7 @@ def located(model: ModelPlace, models: Path) -> tuple[str, ...]:
 
 
 def rank_words(
-    request: StartRank, rank: int, model: tuple[str, ...], planning: SpecPaths | None = None
+    request: StartRank, rank: int, model: tuple[str, ...], planning: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Return the words after ``pipeedge`` that run a rank, whose key comes from its standard input.
 
@@ -73,7 +73,7 @@ def rank_words(
         request: The run.
         rank: Number of the rank; 0 is only run by the asked node for itself.
         model: Options that name the model here.
-        planning: Files with which rank 0 plans.
+        planning: Options with which rank 0 plans.
     """
     return (
         *(
@@ -88,17 +88,20 @@ def rank_words(
         ),
         *("--addr", request.addr, "--port", str(request.port), "--key", "-", "--comm", "tcp"),
         *("--on-failure", "continue", "--timeout", f"{request.timeout_s:g}", "--serve", str(request.serve)),
-        *(() if planning is None else planning.words()),
+        *planning,
     )
 
 
-def profile_words(request: Profile, model: tuple[str, ...], results: Path) -> tuple[str, ...]:
+def profile_words(
+    request: Profile, model: tuple[str, ...], results: Path, like: Path | None = None
+) -> tuple[str, ...]:
     """Return the words after ``pipeedge`` that measure a model's layers.
 
     Args:
         request: What to measure.
         model: Options that name the model here.
         results: File for the results.
+        like: Results of a model with the same blocks, from which the times are taken.
     """
     return (
         *(
@@ -111,5 +114,5 @@ def profile_words(request: Profile, model: tuple[str, ...], results: Path) -> tu
             str(request.batch_size),
         ),
         *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", QUICK_PASSES))),
-        *("--results-yml", str(results)),
+        *("--results-yml", str(results), *(() if like is None else ("--like", str(like)))),
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pipeedge.base.errors import EXIT_PEER, PipeEdgeError, exit_code, one_line
 from pipeedge.base.wording import printable
 from pipeedge.launch.supervisor import Forward, RankExit
-from pipeedge.nodes.messages import Ended, Said, StartRank
+from pipeedge.nodes.messages import Ended, News, Said, StartRank
 from pipeedge.nodes.talk import Talk
 
 __all__ = ["RemoteRank"]
@@ -21,6 +21,7 @@ class RemoteRank:
         dial: Connects to the node.
         request: The rank.
         forward: Takes its lines.
+        tell: Takes what the node fetches for it.
         ended: Called once it has ended, also if it could not be started.
     """
 
@@ -29,11 +30,13 @@ class RemoteRank:
         dial: Callable[[], Talk],
         request: StartRank,
         forward: Forward,
+        tell: Callable[[News], None],
         ended: Callable[[RankExit], None],
     ) -> None:
         self._dial = dial
         self._request = request
         self._forward = forward
+        self._tell = tell
         self._ended = ended
         self._lock = threading.Lock()
         self._talk: Talk | None = None
@@ -79,5 +82,7 @@ class RemoteRank:
             message = talk.receive()
             if isinstance(message, Said):
                 self._forward(self._request.rank, message.text, message.error)
+            elif isinstance(message, News):
+                self._tell(message)
             elif isinstance(message, Ended):
                 return message.code

@@ -82,7 +82,9 @@ def _headline(run: Mapping[str, Any]) -> str:
     if service is not None:
         epoch = service["epoch"]
         state = "recovering" if epoch["recovering"] else f"epoch {epoch['number']}"
-        rate = "" if run["items_per_s"] is None else f", {figure(run['items_per_s'], 3)} items/s"
+        unit = "tokens" if run["generates"] else "items"
+        per_s = run[f"{unit}_per_s"]
+        rate = "" if per_s is None else f", {figure(per_s, 3)} {unit}/s"
         figures = (
             f"{rate}, {state}, lost ranks {epoch['lost_ranks']}, waiting {service['queue'].get('waiting', 0)}"
         )

@@ -27,9 +27,11 @@ from pipeedge.base.wording import printable
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
 from pipeedge.nodes.messages import ModelFile, ModelPlace, Up, is_plain_name
+from pipeedge.nodes.pieces import check_pieces, piece_bytes, piece_digests, whole_digest
+from pipeedge.nodes.programs import located
 from pipeedge.nodes.talk import CHUNK
 
-__all__ = ["KnownNode", "NodeStore", "OfferedModel", "digest_of"]
+__all__ = ["KnownNode", "Manifest", "NodeStore", "OfferedModel", "digest_of"]
 
 _PACKAGE_MODELS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -49,6 +51,16 @@ class _Hashed(msgspec.Struct, frozen=True):
     size: Count
     mtime_ns: int
     sha256: str
+    pieces: tuple[str, ...] = ()
+    piece_bytes: Count = 0
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Files of a model of another node, which this one has, or fetches when they are needed."""
+
+    known_as: str | None
+    place: ModelPlace
+    files: list[ModelFile]
 
 
 class OfferedModel:
@@ -59,6 +71,7 @@ class OfferedModel:
         files: Its files.
         paths: Where they are here, by their digest.
         words: Options that name the model here.
+        outline: The model.
     """
 
     def __init__(
@@ -67,11 +80,13 @@ class OfferedModel:
         files: Sequence[ModelFile],
         paths: Mapping[str, Path],
         words: tuple[str, ...],
+        outline: Outline,
     ) -> None:
         self.place = place
         self.files = tuple(files)
         self.paths = dict(paths)
         self.words = words
+        self.outline = outline
 
 
 class NodeStore:
@@ -170,27 +185,46 @@ class NodeStore:
         plain = "".join(letter if letter.isalnum() else "-" for letter in key[0])[-40:]
         return self.directory / "profiles" / f"{plain}-{digest}.yml"
 
+    def keep_block(self, profile: Path, block: Sequence[str]) -> None:
+        """Remember of which block a profile is, with the machine and all else that it depends on."""
+        with suppress(OSError):
+            profile.with_suffix(".block").write_text("\n".join(block), "utf-8")
+
+    def alike(self, block: Sequence[str]) -> list[Path]:
+        """Return the profiles of models with such a block."""
+        text, found = "\n".join(block), []
+        for path in sorted((self.directory / "profiles").glob("*.block")):
+            profile = path.with_suffix(".yml")
+            with suppress(OSError):
+                if profile.exists() and path.read_text("utf-8") == text:
+                    found.append(profile)
+        return found
+
     # -- models --------------------------------------------------------------------------------------
 
-    def offer(self, name: str, tell: Callable[[str], None]) -> OfferedModel:
+    def offer(self, name: str, tell: Callable[[str], None], *, fetch: bool = True) -> OfferedModel:
         """Find a model on this machine, or fetch it from the hub, and let other nodes have its files.
 
         Args:
             name: Known name, directory or repository.
             tell: Called with a line about what takes long.
+            fetch: Whether it may be fetched from the hub.
 
         Raises:
             PipeEdgeError: The model is unknown, or its weights are missing.
         """
-        outline = find_any(name)
+        outline = find_any(name, fetch=fetch)
         directory = outline.directory
         if directory is not None and directory.parent == _PACKAGE_MODELS:
-            return OfferedModel(ModelPlace(outline.name), (), {}, ("--model", outline.name))
+            return OfferedModel(ModelPlace(outline.name), (), {}, ("--model", outline.name), outline)
         if not outline.has_weights:
+            if not fetch:
+                raise WeightsError(f"the weights of {printable(name)} are not here")
             tell(f"fetching the weights of {printable(name)}")
             outline.fetch_weights()
         paths = _files_of(outline)
-        files = [ModelFile(each, path.stat().st_size, self._hash(path, tell)) for each, path in paths.items()]
+        piece = piece_bytes(sum(path.stat().st_size for path in paths.values()))
+        files = [self._described(each, path, piece, tell) for each, path in paths.items()]
         digest = digest_of(files)
         words: tuple[str, ...]
         if directory is None:
@@ -205,7 +239,27 @@ class NodeStore:
         by_digest = {file.sha256: paths[file.name] for file in files}
         with self._lock:
             self._offered |= by_digest
-        return OfferedModel(place, files, by_digest, words)
+        return OfferedModel(place, files, by_digest, words, outline)
+
+    def held(self, manifest: Manifest) -> OfferedModel:
+        """Return a model of which another node has described the files, and let others have what is here."""
+        words = located(manifest.place, self.models)
+        paths = {file.sha256: path for file, path in self.places(manifest.place, manifest.files)}
+        with self._lock:
+            self._offered |= {file.sha256: paths[file.sha256] for file in manifest.files if not file.pieces}
+        return OfferedModel(manifest.place, manifest.files, paths, words, find_any(words[1]))
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Yield what is known of the models of other nodes."""
+        for path in sorted(self.models.glob("*/manifest.json")):
+            found: Manifest | None = self._read(str(path.relative_to(self.directory)), Manifest, None)
+            if found is not None:
+                yield found
+
+    def keep_manifest(self, manifest: Manifest) -> None:
+        """Keep what is known of a model of another node."""
+        if manifest.place.digest is not None:
+            self._write(f"models/{manifest.place.digest}/manifest.json", manifest)
 
     def offered(self, sha256: str) -> Path | None:
         """Return the path of a file that others may have, or None."""
@@ -221,8 +275,8 @@ class NodeStore:
                 place.symlink_to(directory.resolve(), target_is_directory=True)
         return place
 
-    def missing(self, model: ModelPlace, files: Iterable[ModelFile]) -> list[tuple[ModelFile, Path]]:
-        """Return the files of a model that this node lacks, with the paths at which they belong.
+    def places(self, model: ModelPlace, files: Iterable[ModelFile]) -> list[tuple[ModelFile, Path]]:
+        """Return the files of a model of another node, with the paths at which they belong.
 
         Raises:
             RequestError: The digest is not that of the files.
@@ -235,7 +289,9 @@ class NodeStore:
         directory = self.models / model.digest
         if model.weights is None:
             directory /= PurePath(model.name).name
-        return [(file, path) for file in files if not (path := directory / file.name).exists()]
+        for file in files:
+            check_pieces(file)
+        return [(file, directory / file.name) for file in files]
 
     def receive(self, file: ModelFile, path: Path, parts: Iterator[memoryview]) -> None:
         """Write a file of a model, whole and with the right digest, or not at all.
@@ -261,23 +317,42 @@ class NodeStore:
         except OSError as error:
             raise WeightsError(f"{path} cannot be written: {error.strerror or error}") from error
 
-    def _hash(self, path: Path, tell: Callable[[str], None]) -> str:
-        """Return the digest of a file, from the last time if it has not changed since."""
+    def _described(self, name: str, path: Path, piece: int, tell: Callable[[str], None]) -> ModelFile:
+        """Return what others need to know of a file."""
+        found = self._hash(
+            path, piece if path.suffix in _WEIGHTS and path.stat().st_size > piece else 0, tell
+        )
+        return ModelFile(name, found.size, found.sha256, found.pieces, found.piece_bytes)
+
+    def _hash(self, path: Path, piece: int, tell: Callable[[str], None]) -> _Hashed:
+        """Return the digests of a file, from the last time if it has not changed since.
+
+        Args:
+            path: The file.
+            piece: Size of its pieces in bytes, or 0 for a file that is fetched whole.
+            tell: Called with a line about what takes long.
+        """
         at = str(path.resolve())
         stat = path.stat()
         with self._lock:
             hashed: dict[str, _Hashed] = self._read("hashes.json", dict[str, _Hashed], {})
         found = hashed.get(at)
-        if found is not None and (found.size, found.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-            return found.sha256
+        known = (stat.st_size, stat.st_mtime_ns, piece)
+        if found is not None and (found.size, found.mtime_ns, found.piece_bytes) == known:
+            return found
         if stat.st_size > CHUNK << 6:
             tell(f"computing the digest of {printable(path.name)}")
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if piece:
+            pieces = piece_digests(path, piece)
+            new = _Hashed(stat.st_size, stat.st_mtime_ns, whole_digest(pieces), pieces, piece)
+        else:
+            with path.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            new = _Hashed(stat.st_size, stat.st_mtime_ns, digest)
         with self._lock:
             hashed = self._read("hashes.json", dict[str, _Hashed], {})
-            self._write("hashes.json", {**hashed, at: _Hashed(stat.st_size, stat.st_mtime_ns, digest)})
-        return digest
+            self._write("hashes.json", {**hashed, at: new})
+        return new
 
 
 def digest_of(files: Iterable[ModelFile]) -> str:
@@ -309,5 +384,7 @@ def _files_of(outline: Outline) -> dict[str, Path]:
     return found
 
 
+_WEIGHTS = frozenset({".npz", ".safetensors"})
+"""Suffixes of files of weights, which are fetched piece by piece."""
 _SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 """Suffixes of the files of a model directory: configuration, tokenizer and weights."""

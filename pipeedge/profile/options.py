@@ -70,7 +70,7 @@ SECTIONS = (
         ),
     ),
     Section("how", (option_of(MeasureRequest, "warmup"), _NO_WARMUP), exclusive=True),
-    Section("how", options_of(MeasureRequest, "iterations", "by_block")),
+    Section("how", options_of(MeasureRequest, "iterations", "by_block", "like")),
     Section(
         "agreement of another number type, or of fewer bits, with float32",
         options_of(MeasureRequest, "agreement_items", "input", "max_image_pixels"),

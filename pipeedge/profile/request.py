@@ -143,6 +143,14 @@ class MeasureRequest:
         help="load one block at a time, as happens automatically for a model that does not fit into memory",
     )
 
+    like: Path | None = option(
+        None,
+        "--like",
+        type=path,
+        metavar="RESULTS",
+        help="take the times from the results of another model with the same blocks, rather than measure",
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
         self._check_agreement()

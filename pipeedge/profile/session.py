@@ -33,6 +33,7 @@ from pipeedge.profile.dtype_agreement import measure_agreement, open_compared
 from pipeedge.profile.forecast import duration_text, profile_seconds
 from pipeedge.profile.job import Job
 from pipeedge.profile.layer_work import Advance, measure_links, measure_model, time_one_pass
+from pipeedge.profile.likeness import with_times_of
 from pipeedge.profile.measuring import Pacing
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.products import Products, chosen_figures
@@ -89,7 +90,7 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
     process_bytes = _process_bytes()  # before any layer is loaded
     keep_freed_memory()  # as a rank does
     share_one_heap()
-    shares = _shares(tuple(rest.values()), tell)
+    shares = [] if command.measure.like is not None else _shares(tuple(rest.values()), tell)
     agreement = _agreement(jobs, checked.finished, tell)
     results = _with_agreement(jobs, checked.finished, agreement)
     measured: dict[Path, ProfileResults] = {}
@@ -100,7 +101,13 @@ def profile(command: ProfileCommand, tell: Tell, warn: Tell) -> None:
         results.update(_joined({path: measured[path]}, checked.old))
         save_results(path, results[path])
 
-    _measure(rest, shares, finish)
+    like = command.measure.like
+    if like is None:
+        _measure(rest, shares, finish)
+    else:
+        other = load_results(like)
+        for path, job in rest.items():
+            finish(path, with_times_of(job.expected(), other, str(like)))
     _report(rest, measured, several=len(jobs) > 1, tell=tell, warn=warn)
     products.write({path: results[path] for path in jobs}, figures, free_bytes, checked.replaced)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import write_results
 
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import InputError, PeerFailedError, RequestError
+from pipeedge.nodes.commands import streamed_pieces
 from pipeedge.nodes.composing import ProfiledNode, choose_nodes, compose
 from pipeedge.nodes.deployment import _meeting_address
 from pipeedge.nodes.discovery import cluster_label, code_label
@@ -156,6 +158,19 @@ def test_answers_are_lines_of_classes_or_json() -> None:
     assert list(answer_lines(classes)) == ["cat       0.9000", "elephant  0.0500"]
     assert list(answer_lines([classes])) == list(answer_lines(classes))
     assert list(answer_lines([0.5, 1.0])) == ["[0.5, 1.0]"]
+
+
+def test_pieces_of_an_answer_come_from_events_however_they_are_cut() -> None:
+    events = [{"choices": [{"delta": {"content": text}}]} for text in ("1 ", "2\n")]
+    events += [{"choices": [{"text": " é"}]}, {"choices": [], "usage": {}}]
+    stream = b"".join(b"id: x\ndata: " + json.dumps(each).encode() + b"\n\n" for each in events)
+    for size in (1, 7, 1000):
+        parts = [stream[at : at + size] for at in range(0, len(stream), size)]
+        assert "".join(streamed_pieces([*parts, b"data: [DONE]\n\n"], "m")) == "1 2\n é"
+        with pytest.raises(PeerFailedError, match="m has ended in the middle of its answer"):
+            list(streamed_pieces(parts, "m"))
+    with pytest.raises(InputError, match="m has not answered: no"):
+        list(streamed_pieces([b'data: {"error": {"message": "no"}}\n'], "m"))
 
 
 def test_a_bar_is_as_long_as_what_was_fetched() -> None:

@@ -10,12 +10,12 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from boxes import AUTHORITY, CLUSTER, Box, boxes, joined
 from PIL import Image
 from places import ASSETS
 from waiting import LIMIT_S, until
@@ -24,7 +24,6 @@ from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.fields import encode
 from pipeedge.control.messages import Message
 from pipeedge.nodes.commands import ask_alone, read_question
-from pipeedge.nodes.discovery import Named
 from pipeedge.nodes.identity import own_membership
 from pipeedge.nodes.messages import (
     About,
@@ -44,7 +43,6 @@ from pipeedge.nodes.messages import (
     StateOf,
     Up,
 )
-from pipeedge.nodes.node import Node
 from pipeedge.nodes.pairing import TRIES, host_one, join_at, new_code
 from pipeedge.nodes.peer import ask_about, call, follow, have_hold, measure_link
 from pipeedge.nodes.programs import located, rank_words
@@ -57,46 +55,11 @@ from pipeedge.transport.authority import Authority, make_cluster_key, make_node_
 from pipeedge.transport.dialling import NotAMemberError
 from pipeedge.transport.membership import Membership
 
-CLUSTER = Membership.from_text(make_cluster_key(), "--key cluster.pem")
-AUTHORITY = Authority.of(CLUSTER)
-assert AUTHORITY is not None
-
-
-class Box:
-    """A node with a directory of its own, and what it has said."""
-
-    def __init__(self, name: str, directory: Path, others: Callable[[], list[int]]) -> None:
-        self.lines: list[str] = []
-        self.store = NodeStore(directory)
-        self.membership = own_membership(CLUSTER, self.store, name)
-        places = Named([])
-        places.places = lambda: tuple(("127.0.0.1", port) for port in others())  # type: ignore[method-assign]
-        self.node = Node(self.membership, self.store, lambda port: places, port=0, say=self.lines.append)
-        self.address = ("127.0.0.1", self.node.port)
-
-    def said(self, part: str) -> bool:
-        return any(part in line for line in self.lines)
-
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
-    boxes: list[Box] = []
-    with ExitStack() as stack:
-
-        def made(name: str) -> Box:
-            box = Box(name, tmp_path / name, lambda: [each.node.port for each in boxes])
-            stack.callback(box.node.close)
-            boxes.append(box)
-            return box
-
+    with boxes(tmp_path) as made:
         yield made
-
-
-def joined(name: str) -> Membership:
-    private, public = make_node_key()
-    return Membership.from_text(
-        f"{private}\n{AUTHORITY.sign(name, public)}\n{CLUSTER.certificate}", f"the key of {name}"
-    )
 
 
 def start_rank(**changed: Any) -> StartRank:
@@ -269,8 +232,10 @@ def test_a_member_cannot_remove_others(make: Callable[[str], Box]) -> None:
             "files": [{"name": "../x", "size": 1, "sha256": "0" * 64}],
             "port": 1,
         },
+        {"kind": "findmodel", "name": "../../etc"},
+        {"kind": "getranges", "sha256": "0" * 64, "ranges": [[-1, 5]]},
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_what_is_not_in_the_fixed_set_is_refused_and_runs_nothing(
     make: Callable[[str], Box], request_: dict[str, Any]

@@ -124,6 +124,14 @@ def test_three_nodes_serve_a_model_and_survive_the_loss_of_one(cluster: Cluster,
     assert cluster.ask("down").status == 0
     state = cluster.state()
     assert state["run"] is None
+    up = cluster.ask("up", "llama-puzzles", "--serve", free_port())
+    assert "shared by what each reads from memory in a second: pi1 4 blocks, pi2 waits" in up.out, up
+    asked = cluster.ask("ask", "llama-puzzles", "Sort 5 2 9 1.", node="pi2")
+    assert (asked.out, asked.status) == ("1 2 5 9\n", 0), asked
+    refused = cluster.ask("ask", "llama-puzzles", "digit.png")
+    assert refused.status == 2
+    assert refused.err.startswith("pipeedge ask: llama-puzzles generates text: ask it with a text")
+    assert cluster.ask("down").status == 0
     cluster.until_state(lambda state: not any(node["works_for"] for node in state["nodes"]), "nobody works")
     removed = cluster.ask("nodes", "remove", "pi3")
     assert removed.status == 0, removed

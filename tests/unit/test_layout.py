@@ -26,7 +26,7 @@ models     pooling architecture hub_config shapes weights.names family families.
            families.clip families.siglip families.decoder families.llama families.qwen
            families.gemma families.phi3 families.olmo2 families.smollm3 families.granite
            families.gpt2 families.catalogue weights.files
-           weights.safetensors_files weights.file_kinds weights.joined weights.hub
+           weights.pieces weights.safetensors_files weights.file_kinds weights.joined weights.hub
            weights.locating weights.comparing cuts pooling_files image_size outline known
            registry activations words dtypes linear int8_passes int8_kernels int8 kernels
            progress weights.random_weights weights.mapping rotary attention layers.parts
@@ -65,8 +65,8 @@ run        activity worker stage ledger progress held_out feed_collect step_queu
            linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
            phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
            __main__
-profile    request options results result_files step_fit quota handling network measuring forecast
-           emitting plotting data_work transport_costs rehearsal converting products synthetic
+profile    request options results likeness result_files step_fit quota handling network measuring
+           forecast emitting plotting data_work transport_costs rehearsal converting products synthetic
            display job power decoder_job layer_work dtype_agreement sensitivity session main
 launch     commands supervisor main
 api        ranks answering generating pipeline
@@ -78,8 +78,8 @@ doctor     findings notes network_checks rank_checks file_checks link_checks pro
 auction    market tables ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
-nodes      messages talk programs facts store pairing discovery identity peer remote_rank composing
-           deployment node inviting options shown main commands
+nodes      messages talk programs facts pieces store pairing discovery identity peer remote_rank composing
+           sharing deployment node inviting options shown main commands
 cli        commands scripts chat fetch key schedule completion config main
 """
 """Packages and their modules. A module imports only earlier ones."""
@@ -166,6 +166,7 @@ PURE = (
     "models.hub_config",
     "models.shapes",
     "models.weights.names",
+    "nodes.sharing",
     "serve.batching",
     "serve.bodies",
     "serve.description",
@@ -182,6 +183,7 @@ PURE = (
     "base.payload",
     "plan.link_speed",
     "plan.listed_model",
+    "profile.likeness",
     "profile.results",
     "observe.assembly",
     "observe.lanes",

@@ -190,7 +190,9 @@ class DecoderStage:
             WeightsError: A tensor is missing or of another shape, or the data ends early.
         """
         shapes = self.stored_tensors()
-        for filling in check_tensors(shapes, self.architecture, file):
+        fillings = check_tensors(shapes, self.architecture, file)
+        file.announce(source.name for filling in fillings for source in filling.sources)
+        for filling in fillings:
             _, number, module, kind = filling.parameter.split(".")
             block = int(number) // LAYERS_PER_BLOCK - self._first_block
             for row, values in read_rows(filling, shapes[filling.parameter].shape, file, progress):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.program import program_name
 from pipeedge.models.weights.files import StreamedFile, TensorEntry, WeightsFile, check_regular
+from pipeedge.models.weights.pieces import PartialFile
 from pipeedge.models.weights.safetensors_files import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -39,7 +40,9 @@ class NpzFile(StreamedFile):
         super().__init__(path)
         from pipeedge.base.archive import NpzArchive  # imports numpy
 
-        self._archive: NpzArchive = NpzArchive(path, WeightsError)
+        self._partial = PartialFile(path)
+        whole = self._partial.is_whole
+        self._archive: NpzArchive = NpzArchive(path, WeightsError, None if whole else self._partial.open())
         if not self._archive.members:
             pickled = any(Path(name).name == "data.pkl" for name in self._archive.other_names)
             self._archive.close()
@@ -47,6 +50,7 @@ class NpzFile(StreamedFile):
 
     def close(self) -> None:
         self._archive.close()
+        self._partial.close()
 
     @property
     def names(self) -> Collection[str]:
@@ -56,6 +60,9 @@ class NpzFile(StreamedFile):
         header = self._archive.header(name)
         kind = header.dtype.str
         return TensorEntry(header.shape, _NUMPY_TYPES.get(kind), kind, column_major=header.column_major)
+
+    def announce(self, names: Iterable[str]) -> None:
+        self._partial.announce(self._archive.extent(name) for name in names)
 
     def _open(self, name: str) -> AbstractContextManager[IO[bytes]]:
         return self._archive.data(name)
@@ -86,8 +93,10 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
     if path.suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise WeightsError(f"{path} {_NO_PICKLE}")
     try:
-        with path.open("rb") as file:
-            magic = file.read(4)
+        pieces = PartialFile(path)
+        with pieces.open() as file:
+            magic = file.read(4) or b""
+        pieces.close()
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
     if magic[:2] == b"PK" or path.suffix == ".npz":

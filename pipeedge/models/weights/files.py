@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +121,14 @@ class WeightsFile(ABC):
         tensor = torch.empty(entry.shape, dtype=entry.dtype or torch.float32)
         self.read_into(name, tensor)
         yield from (tensor[start : start + rows] for start in range(0, len(tensor), rows))
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Say which tensors will be read, in this order, so that they are fetched if they are not here yet.
+
+        Args:
+            names: Some of ``names``.
+        """
+        del names
 
     def place(self, name: str) -> FilePlace | None:
         """Return where the values of a tensor are, or None if they are compressed or not in order."""

@@ -70,6 +70,7 @@ def fill(
     # One buffer serves all tensors that are packed or quantised: freed blocks of different sizes would leave
     # holes that are not reused.
     memory = torch.empty(max((meta[name].numel() for name in packed), default=0))
+    file.announce(source.name for filling in missing for source in filling.sources)
     for filling in missing:
         name, place = filling.parameter, meta[filling.parameter]
         layer, pieces = packed.get(name), _Pieces(place, progress)

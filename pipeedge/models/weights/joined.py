@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pipeedge.models.weights.files import FilePlace, TensorEntry, WeightsFile
@@ -50,6 +50,15 @@ class JoinedWeights(WeightsFile):
         """Copy a tensor into ``out``."""
         file, own = self._places[name]
         file.read_into(own, out, progress)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Have tensors fetched that are not on this machine yet."""
+        by_file: dict[WeightsFile, list[str]] = {}
+        for name in names:
+            file, own = self._places[name]
+            by_file.setdefault(file, []).append(own)
+        for file, wanted in by_file.items():
+            file.announce(wanted)
 
     def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
         """Yield a tensor in parts of so many rows."""

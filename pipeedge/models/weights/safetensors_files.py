@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.wording import excerpt
 from pipeedge.models.weights.files import FilePlace, StreamedFile, TensorEntry, WeightsFile, check_regular
+from pipeedge.models.weights.pieces import PartialFile, Range
 
 if TYPE_CHECKING:
     import torch
@@ -78,8 +80,9 @@ class SafetensorsFile(StreamedFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         try:
+            self._partial = PartialFile(path)
             size = path.stat().st_size
-            with path.open("rb") as file:
+            with io.BufferedReader(self._partial.open()) as file:
                 length_bytes = file.read(8)
                 length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
                 if not 2 <= length <= _MAX_HEADER_BYTES:
@@ -143,26 +146,40 @@ class SafetensorsFile(StreamedFile):
     @contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with self._partial.open() as file:
                 file.seek(self._entries[name][1])
-                yield file
+                yield cast("IO[bytes]", file)
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
     def place(self, name: str) -> FilePlace:
         """Return where the values of a tensor are."""
         _, start, stop = self._entries[name]
+        self._partial.wait(start, stop)
         return FilePlace(self.path, start, stop)
 
+    def announce(self, names: Iterable[str]) -> None:
+        """Have tensors fetched that are not on this machine yet."""
+        self._partial.announce(self._entries[name][1:] for name in names)
+
+    def close(self) -> None:
+        """Have nothing more fetched."""
+        self._partial.close()
+
+    def samples(self) -> Iterator[Range]:
+        """Yield the ranges of the file that ``identity`` reads besides the header."""
+        for _, start, stop in sorted(self._entries.values(), key=lambda value: value[1]):
+            for offset in (start, (start + stop) // 2):
+                yield offset, min(offset + _SAMPLE_BYTES, stop)
+
     def identity(self) -> Iterator[bytes]:
-        """Yield bytes that identify the content cheaply."""
+        """Yield bytes that identify the content cheaply; a file with missing pieces has them all the same."""
         yield self._header
         try:
             with self.path.open("rb", buffering=0) as file:
-                for _, start, stop in sorted(self._entries.values(), key=lambda value: value[1]):
-                    for offset in (start, (start + stop) // 2):
-                        file.seek(offset)
-                        yield file.read(min(_SAMPLE_BYTES, stop - offset)) or b""
+                for start, stop in self.samples():
+                    file.seek(start)
+                    yield file.read(stop - start) or b""
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
@@ -224,6 +241,19 @@ class IndexedDirectory(WeightsFile):
     def place(self, name: str) -> FilePlace:
         """Return where the values of a tensor are."""
         return self._file(name).place(name)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Have tensors fetched that are not on this machine yet."""
+        by_file: dict[SafetensorsFile, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self._file(name), []).append(name)
+        for file, own in by_file.items():
+            file.announce(own)
+
+    def close(self) -> None:
+        """Have nothing more fetched."""
+        for file in self._opened.values():
+            file.close()
 
     def identity(self) -> Iterator[bytes]:
         """Yield bytes that identify the content cheaply."""
