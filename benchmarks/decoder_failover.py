@@ -2,7 +2,11 @@
 """Disturb a chat server under streams, and compare every token with that of a server that was left alone.
 
     disturbances   kills, suspensions, exceptions in a layer, cut cables (with root), of any rank but 0 and at
-                   any moment; a fifth of them with a second one within two seconds, or in the recovery
+                   any moment; a fourth of them with a second one within two seconds, or in the recovery
+    gaps           a larger decoder with random weights: the longest pause of eight streams when one of three
+                   ranks is killed, beside what its parts take: a new plan, loading, and the time until the
+                   ranks that are left answer eight prompts as long as all that was computed
+    overhead       seconds of a run of prompts with --on-failure stop, against continue, when nothing fails
 
 Eight clients ask all the time: conversations, schemas, calls of functions, penalties, two answers at once,
 stop strings, seeds. Each answer must have the tokens, the text and the events of the undisturbed one, so none
@@ -14,6 +18,7 @@ Needs two idle cores for figures, and minutes: ``--count 1000`` takes an hour.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -30,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from disturbing import KINDS, Cables, Disturbance, Ranks, cables, free_port
+from random_decoders import DecoderShape, write_directory
 
 from pipeedge.base.files import write_secret
 from pipeedge.transport.new_key import make_key
@@ -55,6 +61,10 @@ RECOVERS_WITHIN_S = 15.0
 PAUSE_S = 1.0
 """Longest time in seconds until a disturbed rank is started again, if that is not after the recovery."""
 MOST_FAULTS = 10
+PARTS = ("disturbances", "gaps", "overhead")
+GAP_GOAL = 0.2
+"""Largest difference between the measured and the expected pause, as a part of the latter."""
+OVERHEAD_GOAL = 0.99
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -292,12 +302,10 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
 
-def served(
-    directory: Path, net: Cables | None, *options: str, world: int = WORLD, policy: str = "continue"
-) -> tuple[Ranks, int]:
+def served(directory: Path, net: Cables | None, *options: str, world: int = WORLD) -> tuple[Ranks, int]:
     """Return the ranks of a server, not started yet, and its port."""
     port = free_port()
-    common = ("-c", "tcp", "--on-failure", policy, "--timeout", str(TIMEOUT_S), *options)
+    common = ("-c", "tcp", "--on-failure", "continue", "--timeout", str(TIMEOUT_S), *options)
     directory.mkdir(parents=True)
     return Ranks(world, common, ("--serve", str(port), "--quiet", "-u", str(STREAMS)), directory, net), port
 
@@ -441,19 +449,144 @@ def disturb(directory: Path, net: Cables | None, arguments: argparse.Namespace) 
     return tally.wrong.nothing
 
 
+def write_larger(directory: Path) -> Path:
+    """Return the directory of a model with the tokens of llama-puzzles and random weights."""
+    shape = DecoderShape("larger", "llama", 12, 512, 2048, 8, 4, 260)
+    write_directory(shape, directory)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(PUZZLES / file, directory)
+    return directory
+
+
+class TimedStreams:
+    """Streams that begin together, with the time of each token.
+
+    Args:
+        port: Port of the server.
+        lengths: Number of tokens of each prompt.
+        tokens: Number of tokens of each answer.
+    """
+
+    def __init__(self, port: int, lengths: Sequence[int], tokens: int) -> None:
+        self.times: list[list[float]] = [[] for _ in lengths]
+        self.texts = ["" for _ in lengths]
+        self.began = time.monotonic()
+        self._port, self._tokens = port, tokens
+        self._threads = [
+            threading.Thread(target=self._ask, args=(number, length), daemon=True)
+            for number, length in enumerate(lengths)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, number: int, length: int) -> None:
+        prompt = [random.Random(f"{number}").randrange(10, 250) for _ in range(length)]
+        body = {"prompt": prompt, "max_tokens": self._tokens, "ignore_eos": True, "temperature": 1, "seed": 7}
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
+        content = json.dumps({**body, "logprobs": 1, "stream": True}).encode()
+        connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                chunk = json.loads(line.removeprefix(b"data: "))
+                for one in chunk["choices"]:
+                    self.times[number] += [time.monotonic()] * len(
+                        (one["logprobs"] or {"tokens": ()})["tokens"]
+                    )
+                    self.texts[number] += one["text"]
+        connection.close()
+
+    def wait(self, tokens: int | None = None) -> None:
+        """Wait until all have so many tokens, or their end."""
+        while tokens is not None and min(map(len, self.times)) < tokens:
+            time.sleep(0.002)
+        for thread in self._threads if tokens is None else ():
+            thread.join()
+
+
+def measure_gaps(directory: Path, rounds: int) -> bool:
+    """Kill a rank under eight streams, several times; return whether the pauses are as expected."""
+    model = write_larger(directory / "larger")
+    options = ("-m", str(model), "--context", "1024")
+    cut, left = ("-pt", "1,16,17,32,33,48"), ("-pt", "1,16,17,48")
+    pauses, expected, texts = [], [], set()
+    for number in range(rounds):
+        ranks, port = served(directory / f"gaps{number}", None, *options, *cut, world=3)
+        with ranks:
+            wait_for_words(ranks, "answers at", 1, LIMIT_S)
+            streams = TimedStreams(port, [200] * STREAMS, 400)
+            streams.wait(200)
+            had = [200 + len(times) for times in streams.times]
+            killed = ranks.disturb("kill", 1)
+            streams.wait()
+            said = (ranks.directory / "rank0-1.err").read_text()
+        after = [next(time for time in times if time > killed.at_s + 0.01) for times in streams.times]
+        pauses.append(max(after) - killed.at_s)
+        texts.add("|".join(streams.texts))
+        without = float(said.partition("the run goes on after ")[2].split()[0])
+        ranks, port = served(directory / f"left{number}", None, *options, *left, world=2)
+        with ranks:
+            wait_for_words(ranks, "answers at", 1, LIMIT_S)
+            prompts = TimedStreams(port, had, 1)
+            prompts.wait()
+        recompute = max(times[0] for times in prompts.times) - prompts.began
+        expected.append(without + recompute)
+        print(
+            f"killed with {sum(had):,} tokens in eight streams: longest pause {pauses[-1]:.2f} s; expected "
+            f"{expected[-1]:.2f} s, of which prompts of as many tokens {recompute:.2f} s",
+            flush=True,
+        )
+    ratio = statistics.median(one / other for one, other in zip(pauses, expected, strict=True))
+    print(f"longest pause against the expected one: {ratio:.2f} (goal 1 +- {GAP_GOAL}); {len(texts)} texts")
+    return abs(ratio - 1) <= GAP_GOAL and len(texts) == 1
+
+
+def measure_overhead(directory: Path, pairs: int) -> bool:
+    """Run prompts with both policies in turn; return whether going on costs nothing when nothing fails."""
+    prompts = directory / "prompts.jsonl"
+    ask = {"ignore_eos": True, "max_tokens": 200}
+    prompts.write_text("".join(json.dumps({"prompt": f"{n} 2 1", **ask}) + "\n" for n in range(200)))
+    ratios = []
+    for number in range(pairs):
+        took = {}
+        for policy in ("stop", "continue") if number % 2 else ("continue", "stop"):
+            place = directory / f"{policy}{number}"
+            place.mkdir()
+            common = ("-m", "llama-puzzles", "-c", "tcp", "--on-failure", policy, *SHAPES[0], "-u", "8")
+            own = ("--input", str(prompts), "--output", "out.jsonl", "--report", "report.json", "--quiet")
+            with Ranks(3, common, own, place, None) as ranks:
+                if ranks.status(0, LIMIT_S) != 0:
+                    sys.exit(f"decoder_failover: a run failed: {ranks.said()}")
+            took[policy] = json.loads((place / "report.json").read_text())["elapsed_s"]
+        ratios.append(took["stop"] / took["continue"])
+    ratio = statistics.median(ratios)
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f} of {pairs} pairs"
+    print(f"speed of continue against stop: {ratio:.3f} ({spread}; goal {OVERHEAD_GOAL})")
+    return ratio >= OVERHEAD_GOAL
+
+
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="kills of gaps, and pairs of overhead (3)")
     parser.add_argument("--count", type=int, default=100, help="number of disturbances (100)")
     parser.add_argument("--seconds", type=float, default=1e9, help="longest time for all of them")
     parser.add_argument("--seed", type=int, default=0, help="decides what is disturbed, and when (0)")
     parser.add_argument("--no-cables", action="store_true", help="use the loopback, even with root")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, cables(0 if arguments.no_cables else WORLD) as net:
-        right = disturb(Path(scratch), None if arguments.no_cables else net, arguments)
-    sys.exit(0 if right else 1)
+    right = []
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        if "gaps" in arguments.part:
+            right.append(measure_gaps(directory, arguments.rounds))
+        if "overhead" in arguments.part:
+            right.append(measure_overhead(directory, arguments.rounds))
+        if "disturbances" in arguments.part:
+            with contextlib.nullcontext() if arguments.no_cables else cables(WORLD) as net:
+                right.append(disturb(directory, net, arguments))
+    sys.exit(0 if all(right) else 1)
 
 
 if __name__ == "__main__":
