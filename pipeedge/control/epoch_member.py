@@ -24,9 +24,9 @@ the rank says about an epoch is in one table, ``EpochMember.TABLE``:
 What the hub says without a row breaks the protocol. What the rank would say without a row is not said: the
 hub has stopped the epoch meanwhile.
 
-``EpochMember`` uses neither threads nor links. Stages hold nothing between two microbatches, so nothing needs
-to be saved when an epoch stops. No frame carries the number of its epoch: a link belongs to one epoch, so
-frames of another one cannot arrive on it.
+``EpochMember`` uses neither threads nor links. Stages hold nothing that could not be computed again from what
+the data rank keeps, so nothing needs to be saved when an epoch stops. No frame carries the number of its
+epoch: a link belongs to one epoch, so frames of another one cannot arrive on it.
 """
 
 from __future__ import annotations

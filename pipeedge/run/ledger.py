@@ -7,7 +7,8 @@
      rows of   │ their entries   │ not read yet, or
      the output│ are kept        │ to be fed again
 
-Microbatches have numbers, and a stage holds nothing between two of them, so computing one twice is harmless.
+Microbatches have numbers, and computing one twice is harmless: stages hold nothing between two of them, or,
+those of decoders, what each step writes once more before it is read.
 A new epoch feeds again from the lowest number that is not written. Exactly once and in order is decided here
 alone, where results are written: those of an old epoch, or written already, are dropped.
 

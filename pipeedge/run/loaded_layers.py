@@ -23,9 +23,10 @@ from pipeedge.base.crew import Crew
 from pipeedge.base.pacing import SlowedWork
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.loading import load_stage
+from pipeedge.run.loading import load_ends, load_stage
 
 if TYPE_CHECKING:
+    from pipeedge.models.decoder_ends import DecoderEnds
     from pipeedge.run.linked_stage import LoadedStage
 
 __all__ = ["LoadedLayers"]
@@ -49,6 +50,7 @@ class LoadedLayers:
         self._taken: LoadedStage | None = None
         self._taken_before: LoadedStage | None = None
         self._loaded: LoadedStage | None = None
+        self._ends: DecoderEnds | None = None
         self._loading = False
         self._error: BaseException | None = None
 
@@ -90,6 +92,38 @@ class LoadedLayers:
             self._taken_before, self._taken = present, found
         return load_stage(context, plan, self._device, found)
 
+    def take_ends(self, context: RankContext, plan: Plan, crew: Crew) -> DecoderEnds:
+        """Return embedding and head of a decoder, loaded for the first plan.
+
+        Args:
+            context: This rank, whatever its epoch.
+            plan: The plan.
+            crew: Crew of the epoch, which stops the wait.
+
+        Raises:
+            WeightsError: The weights cannot be read, or do not fit the model.
+        """
+        crew.on_stop(self._wake)
+        self._wait(crew)
+        with self._changed:
+            self._loading = self._ends is None
+        if self._ends is None:
+            context.program.threads.start("load ends", lambda: self._load_ends(context, plan))
+            self._wait(crew)
+        if self._ends is None:
+            raise RuntimeError("nothing was loaded, and nothing has failed")
+        return self._ends
+
+    def _load_ends(self, context: RankContext, plan: Plan) -> None:
+        ends, error = None, None
+        try:
+            ends = load_ends(context, plan)
+        except BaseException as failure:  # kept whole, to be raised in the thread that waits
+            error = failure
+        with self._changed:
+            self._ends, self._error, self._loading = ends, error, False
+            self._changed.notify_all()
+
     def keep_last(self) -> None:
         """Free all but what was taken last."""
         with self._changed:
@@ -100,6 +134,7 @@ class LoadedLayers:
         """Free all, as nothing is computed any longer."""
         with self._changed:
             self._held, self._taken, self._taken_before = (), None, None
+            self._ends = None
 
     def give_back(self) -> None:
         """Free what was taken last beside something else, which is in use still."""

@@ -29,7 +29,7 @@ from pipeedge.transport.base import Packet
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
 
-__all__ = ["begin_text", "load_stage"]
+__all__ = ["begin_text", "load_ends", "load_stage"]
 
 
 def load_stage(
@@ -121,26 +121,23 @@ def _load_decoder_stage(
         )
 
 
-def begin_text(context: RankContext, plan: Plan, data: DataEnds, *, is_change: bool) -> None:
-    """Let the data rank make steps for a plan; load embedding, last norm and head before the first.
+def begin_text(
+    model: DecoderModel, plan: Plan, ends: DecoderEnds, data: DataEnds, *, is_change: bool
+) -> None:
+    """Let the data rank make steps for a plan.
 
     Args:
-        context: The data rank.
+        model: The decoder.
         plan: The plan.
+        ends: Embedding, last norm and head.
         data: Input and results of the run.
         is_change: Whether the plan takes over from one that runs.
-
-    Raises:
-        WeightsError: The weights cannot be read, or do not fit the model.
     """
     from pipeedge.run.step_queue import StepQueue  # only the data rank needs it
 
-    model, queue = context.model, data.source
-    if not isinstance(model, DecoderModel) or not isinstance(queue, StepQueue):
+    queue = data.source
+    if not isinstance(queue, StepQueue):
         raise TypeError("the data rank of a decoder has a queue of steps")
-    ends = queue.ends
-    if ends is None:
-        ends = context.wait_for_value("load ends", lambda: _load_ends(context, model, plan))
     stages = plan.schedule.stages
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
     groups = 1 if alone else len(stages) + 1
@@ -150,7 +147,15 @@ def begin_text(context: RankContext, plan: Plan, data: DataEnds, *, is_change: b
         queue.begin(ends, plan.step_bounds, groups, model.window)
 
 
-def _load_ends(context: RankContext, model: DecoderModel, plan: Plan) -> DecoderEnds:
+def load_ends(context: RankContext, plan: Plan) -> DecoderEnds:
+    """Load embedding, last norm and head of a decoder.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not fit the model.
+    """
+    model = context.model
+    if not isinstance(model, DecoderModel):
+        raise TypeError(f"{model.name} is not a decoder")
     dtype = find_dtype(plan.schedule.stages[0].dtype)
     with _shown(context, "embedding and head", model.end_bytes(dtype)) as advance:
         return model.ends(

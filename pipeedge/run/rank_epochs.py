@@ -255,8 +255,10 @@ class _Rank:
             self._log.prepared(number, plan)
         connect(epoch, prepared.interface)
         stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
-        if isinstance(self._context.model, DecoderModel) and prepared.data is not None:
-            begin_text(self._context, plan, prepared.data, is_change=epoch.is_change)
+        model = self._context.model
+        if isinstance(model, DecoderModel) and prepared.data is not None:
+            ends = self._loaded.take_ends(self._context, plan, epoch.crew)
+            begin_text(model, plan, ends, prepared.data, is_change=epoch.is_change)
         if self._monitor is None:
             self._monitor = open_monitor(self._context, plan, prepared.exporter)
             self.observed.enter_context(self._monitor)

@@ -238,7 +238,7 @@ class StepQueue:
 
     @property
     def ends(self) -> DecoderEnds | None:
-        """Embedding and head, once they are loaded."""
+        """Embedding and head, once there is a plan."""
         return self._ends
 
     def begin(self, ends: DecoderEnds, bounds: StepBounds, groups: int, window: int) -> None:

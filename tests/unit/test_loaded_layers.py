@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from waiting import LIMIT_S
 
 from pipeedge.base.crew import Crew, Threads
+from pipeedge.base.errors import RequestError
 from pipeedge.plan.planning import Plan
 from pipeedge.run import loaded_layers as shelf_module
 from pipeedge.run.context import RankContext
@@ -86,6 +89,34 @@ def test_after_a_change_only_the_new_layers_are_kept(loaded: list[str]) -> None:
     assert take(loaded_layers, "1-4") == "1-4"
     assert take(loaded_layers, "1-8") == "1-8"
     assert loaded == ["1-8", "1-4", "1-8"]
+
+
+def test_an_epoch_stops_while_ends_are_loaded_which_the_next_one_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, goes_on, times = threading.Event(), threading.Event(), list[int]()
+
+    def load(context: object, plan: object) -> str:
+        times.append(1)
+        begun.set()
+        goes_on.wait(LIMIT_S)
+        return "ends"
+
+    monkeypatch.setattr(shelf_module, "load_ends", load)
+    loaded_layers, crew = make(), Crew()
+    context: Any = SimpleNamespace(program=SimpleNamespace(threads=Threads()))
+    plan: Any = None
+
+    def stop() -> None:
+        begun.wait(LIMIT_S)
+        crew.stop(RequestError("lost"))
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(RequestError, match="lost"):
+        loaded_layers.take_ends(context, plan, crew)
+    goes_on.set()
+    assert loaded_layers.take_ends(context, plan, Crew()) == "ends"
+    assert len(times) == 1
 
 
 @pytest.mark.parametrize("when", [0, 1])
