@@ -5,9 +5,11 @@ caller ──prompt──> StepQueue ──> pipeline ──> [collect] ──pi
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import queue
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,7 +23,8 @@ from pipeedge.run.text_ends import TextMaker
 
 __all__ = ["GeneratedText", "QueuedText"]
 
-_Event: TypeAlias = str | WrittenAnswer | BaseException
+_Event: TypeAlias = str | WrittenAnswer | BaseException | None
+"""A piece, the whole answer, why there is none, or None when it was given up."""
 
 
 class _Told:
@@ -29,29 +32,60 @@ class _Told:
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = _do_nothing
+        """Called behind every event."""
+
+    def tell(self, event: _Event) -> None:
+        """Take an event."""
+        self.events.put(event)
+        self.wake()
 
     def grew(self, _sequence: int, piece: Piece) -> None:
         """Take another token."""
         if piece.text:
-            self.events.put(piece.text)
+            self.tell(piece.text)
 
     def ended(self, _sequence: int, answer: WrittenAnswer) -> None:
         """Take the whole answer."""
-        self.events.put(answer)
+        self.tell(answer)
 
     def failed(self, _sequence: int, error: RequestError) -> None:
         """Hear why there is no answer."""
-        self.events.put(error)
+        self.tell(error)
 
     def broke(self, error: BaseException) -> None:
         """Hear why the run has ended without the answer."""
-        self.events.put(error)
+        self.tell(error)
+
+    async def next(self) -> _Event:
+        """Wait for the next event while other tasks go on."""
+        loop = asyncio.get_running_loop()
+        came = asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(came.set)
+
+        self.wake = wake
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    return self.events.get_nowait()
+                await came.wait()
+                came.clear()
+        finally:
+            self.wake = _do_nothing
 
 
-class GeneratedText(Iterator[str]):
+def _do_nothing() -> None:
+    pass
+
+
+class GeneratedText(Iterator[str], AsyncIterator[str]):
     """An answer as it grows: an iterator of pieces of text, with the whole answer at its end.
 
-    Closing it, or forgetting it, gives up what is not generated yet.
+    ``for`` waits for pieces in this thread, ``async for`` while other tasks go on. Closing it, or forgetting
+    it, gives up what is not generated yet, and so does the end of a task that waits for it.
 
     Args:
         ask: Asks for the answer, and returns the number of the sequence.
@@ -65,12 +99,13 @@ class GeneratedText(Iterator[str]):
         cancel: Callable[[int], None],
         notice: Callable[[PipeEdgeError], None],
     ) -> None:
+        self._ended = True
         self._listener = _Told()
         self._sequence = ask(self._listener)
         self._cancel = cancel
         self._notice = notice
         self._answer: WrittenAnswer | None = None
-        self._pieces = self._take()
+        self._ended = False
 
     def __next__(self) -> str:
         """Wait for the next piece and return it.
@@ -78,29 +113,56 @@ class GeneratedText(Iterator[str]):
         Raises:
             PipeEdgeError: The answer cannot be generated, or the pipeline has failed.
         """
-        return next(self._pieces)
-
-    def _take(self) -> Generator[str]:
-        ended = False
+        if self._ended:
+            raise StopIteration
         try:
-            while True:
-                told = self._listener.events.get()
-                ended = not isinstance(told, str)
-                if isinstance(told, WrittenAnswer):
-                    self._answer = told
-                    return
-                if isinstance(told, BaseException):
-                    if isinstance(told, PipeEdgeError):
-                        self._notice(told)
-                    raise told
-                yield told
-        finally:
-            if not ended:
-                self._cancel(self._sequence)
+            told = self._listener.events.get()
+        except BaseException:  # such as Ctrl-C
+            self.close()
+            raise
+        if not self._goes_on(told):
+            raise StopIteration
+        return str(told)
+
+    async def __anext__(self) -> str:
+        """Wait for the next piece while other tasks go on; errors are those of ``next``."""
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            told = await self._listener.next()
+        except BaseException:  # the task was cancelled
+            self.close()
+            raise
+        if not self._goes_on(told):
+            raise StopAsyncIteration
+        return str(told)
+
+    def _goes_on(self, told: _Event) -> bool:
+        """Return whether an event is a piece.
+
+        Raises:
+            PipeEdgeError: It is an error.
+        """
+        if isinstance(told, str):
+            return True
+        self._ended = True
+        if isinstance(told, WrittenAnswer):
+            self._answer = told
+        elif isinstance(told, PipeEdgeError):
+            self._notice(told)
+        if isinstance(told, BaseException):
+            raise told
+        return False
 
     def close(self) -> None:
         """Give up what is not generated yet."""
-        self._pieces.close()
+        if not self._ended:
+            self._ended = True
+            self._cancel(self._sequence)
+            self._listener.tell(None)  # somebody else may wait for a piece
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def answer(self) -> WrittenAnswer:
@@ -110,8 +172,20 @@ class GeneratedText(Iterator[str]):
             RequestError: It was closed before its end.
             PipeEdgeError: It cannot be generated.
         """
-        for _ in self._pieces:
+        for _ in self:
             pass
+        return self._whole()
+
+    async def whole(self) -> WrittenAnswer:
+        """Return the whole answer, and wait for what is left of it while other tasks go on.
+
+        Errors are those of ``answer``.
+        """
+        async for _ in self:
+            pass
+        return self._whole()
+
+    def _whole(self) -> WrittenAnswer:
         if self._answer is None:
             raise RequestError("the answer was given up before its end")
         return self._answer

@@ -17,14 +17,14 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -355,6 +355,21 @@ class Pipeline:
         asked = {**options, "messages": [dict(message) for message in messages]}
         return self._generating().ask(asked, "messages", self._notice)
 
+    async def generate_async(self, prompt: str | Sequence[int], **options: Any) -> GeneratedText:
+        """Let a decoder continue a text, as ``generate`` does, while other tasks go on.
+
+        ``async for`` takes the pieces of the result, and ``await text.whole()`` the whole answer. Cancelling
+        a task that waits for either gives the answer up.
+        """
+        return await _in_thread(partial(self.generate, prompt, **options))
+
+    async def chat_async(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> GeneratedText:
+        """Let a decoder answer a conversation, as ``chat`` does, while other tasks go on.
+
+        The result is that of ``generate_async``.
+        """
+        return await _in_thread(partial(self.chat, messages, **options))
+
     def _generating(self) -> QueuedText:
         service = self._present()
         if not isinstance(service, QueuedText):
@@ -396,13 +411,7 @@ class Pipeline:
             InputError: It cannot be read, or does not fit the model.
             PipeEdgeError: The pipeline has failed, or ended.
         """
-        submit = partial(self.submit, value, timeout_s=timeout_s)
-        submitting = asyncio.get_running_loop().run_in_executor(None, submit)
-        try:
-            future = await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            submitting.add_done_callback(_give_up)
-            raise
+        future = await _in_thread(partial(self.submit, value, timeout_s=timeout_s))
         return await asyncio.wrap_future(future)
 
     def encode(self, inputs: Input | Iterable[Input]) -> npt.NDArray[np.float32]:
@@ -515,10 +524,28 @@ def _abandon(queue: RequestQueue | StepQueue) -> None:
         queue.abandon()
 
 
-def _give_up(submitted: asyncio.Future[AnswerFuture]) -> None:
-    """Cancel a question that was asked for a task that no longer waits."""
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().cancel()
+_Asked = TypeVar("_Asked", AnswerFuture, GeneratedText)
+
+
+async def _in_thread(ask: Callable[[], _Asked]) -> _Asked:
+    """Ask in a thread, as reading the question takes a while; a cancelled task gives the question up."""
+    asking = asyncio.get_running_loop().run_in_executor(None, ask)
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        asking.add_done_callback(_give_up)
+        raise
+
+
+def _give_up(asked: asyncio.Future[AnswerFuture] | asyncio.Future[GeneratedText]) -> None:
+    """Give up a question that was asked for a task that no longer waits."""
+    if asked.cancelled() or asked.exception() is not None:
+        return
+    found = asked.result()
+    if isinstance(found, GeneratedText):
+        found.close()
+    else:
+        found.cancel()
 
 
 def _no_console() -> Console:

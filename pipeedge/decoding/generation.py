@@ -62,6 +62,11 @@ class WrittenAnswer:
     """Number of answers to this prompt."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls of functions, which are not part of the text."""
+    reused_tokens: int = field(default=0, compare=False)
+    """Number of tokens of the prompt that were not computed, as those of an equal beginning were kept.
+
+    Not compared: it depends on who else asks.
+    """
 
 
 @dataclass
@@ -84,6 +89,8 @@ class Generation:
     seed: int = 0
     choice: int = 0
     finish_reason: FinishReason | None = field(default=None, init=False)
+    reused_tokens: int = field(default=0, init=False)
+    """Number of tokens of the prompt that were not computed."""
     _drawn: list[DrawnToken] = field(default_factory=list, init=False)
     _pieces: list[str] = field(default_factory=list, init=False)
 
@@ -114,6 +121,11 @@ class Generation:
     def tokens(self) -> list[int]:
         """Tokens of the answer so far."""
         return [one.token for one in self._drawn]
+
+    @property
+    def began(self) -> bool:
+        """Whether it has a token."""
+        return bool(self._drawn)
 
     def take(self, scores: Scores) -> Piece:
         """Choose the next token.
@@ -160,4 +172,5 @@ class Generation:
             len(self.prompt.tokens),
             self.prompt.sampling.n,
             () if self._reader is None else tuple(self._reader.calls),
+            min(self.reused_tokens, len(self.prompt.tokens)),
         )

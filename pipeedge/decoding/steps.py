@@ -16,7 +16,8 @@ run out, the youngest running one yields its own and computes them again later. 
 Stages execute steps in the order of their numbers. Pages that a sequence leaves may therefore be given to
 another one in the very next step, and a page that a step under way fills may be shared from the next on.
 
-Costs are counted in *rows*: the time of one row at the beginning of a sequence, without reading the weights.
+Costs are counted in *rows*: that of one row at the beginning of a sequence. ``StepTimes`` says how long steps
+take by the cost of their rows.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ from dataclasses import dataclass, field
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, window_pages_of
+from pipeedge.decoding.step_times import StepTimes
 
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
 
 
 _LEAST_CHUNK = 16
 """Rows below which chunks are not made smaller to fill the stages sooner."""
+_CHUNK_STEP = 8
+"""Rows by which sizes of chunks differ when the best one is sought."""
+_TIMES = StepTimes.linear(8.0)
+"""Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
+_MARGIN = 1.1
+"""Time in which a step returns that groups allow for, in times of what was measured."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +66,53 @@ class StepLimits:
     context: int
     """Longest sequence in tokens, prompt and answer together."""
     groups: int = 1
-    """Most steps in flight: stages plus one for the head, or 1 if one processor does everything."""
+    """Most steps in flight, or 1 if one processor does everything."""
     rows: int = 64
     """Most rows of a step, at least 2, and so most tokens of a chunk of a prompt."""
     sequences: int = 64
     """Most sequences that run at a time."""
     slowdown: float = 1.5
-    """Most that a chunk of a prompt may lengthen a step while others generate, as a factor."""
-    fixed: float = 8.0
-    """Cost of a step besides its rows, in rows: mainly that of reading the weights."""
+    """Most that a chunk of a prompt may lengthen a step while others generate, as a factor; infinity where
+    nobody waits for single tokens.
+    """
+    times: StepTimes = _TIMES
+    """Time of a step alone, through all stages, by the cost of its rows."""
+    bottleneck: float | None = None
+    """Part of it for which the slowest place is busy; None for an equal share of ``groups``."""
     attention: float = 1e-4
     """Additional cost of a row for each position in front of it, in rows."""
 
     def cost(self, position: int, rows: int) -> float:
         """Return the cost of consecutive rows of a sequence, in rows."""
         return rows * (1 + self.attention * (position + (rows - 1) / 2))
+
+    @property
+    def places(self) -> float:
+        """Number of equal places whose slowest one would be as slow: stages, without the head if unknown."""
+        return max(1.0, self.groups - 1.0 if self.bottleneck is None else 1 / self.bottleneck)
+
+    @property
+    def filling(self) -> int:
+        """Number of steps in flight with which no place waits, if no step waits for a token of another."""
+        if self.bottleneck is None:
+            return self.groups
+        return min(self.groups, math.ceil(1 / self.bottleneck) + 1)
+
+    def best_groups(self, cost: float) -> int:
+        """Return among how many groups to deal sequences that generate, so that all have a token soonest.
+
+        A token of each takes as long as the slowest place takes for all groups, and as long as a step needs
+        to return. More groups keep the places busy; fewer read the weights less often.
+
+        Args:
+            cost: Cost of the next row of all of them.
+        """
+        busy = 1 / self.groups if self.bottleneck is None else self.bottleneck
+
+        def round_time(groups: int) -> float:
+            return max(groups * busy, _MARGIN) * self.times.of(cost / groups)
+
+        return min(range(self.groups, 0, -1), key=round_time)
 
     def rows_for(self, cost: float, position: int) -> int:
         """Return the most rows from ``position`` on that cost no more than ``cost``."""
@@ -136,6 +176,8 @@ class _Generated:
     """Number of tokens that were computed when all caches were lost; computing them again is not put off for
     the sake of others.
     """
+    reused: int = 0
+    """Number of tokens that it found computed, before it yielded."""
 
     @property
     def generates(self) -> bool:
@@ -266,7 +308,9 @@ class StepScheduler:
 
     def next(self) -> DecodingStep | None:
         """Return the next step, or None if none can start before a step finishes or a sequence is added."""
-        if len(self._flights) >= self.limits.groups:
+        costs = self._decode_costs()
+        groups = self.limits.best_groups(sum(costs)) if costs else self.limits.filling
+        if len(self._flights) >= groups:
             return None
         self._admit()
         ready = self._reserve_next_rows()
@@ -274,9 +318,9 @@ class StepScheduler:
             return None
         prompts = [one for one in ready if not one.generates]
         most = self.limits.rows - bool(prompts)
-        chosen = self._choose_decode_rows([one for one in ready if one.generates], most)
+        chosen = self._choose_decode_rows([one for one in ready if one.generates], most, groups)
         cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
-        chosen += self._choose_chunks(prompts, len(chosen), cost)
+        chosen += self._choose_chunks(prompts, len(chosen), cost, groups)
         parts = tuple(self._part(one, rows) for one, rows in chosen)
         for one, _ in chosen:
             one.lists.moved(one.page_keys(self.cache.page, one.position), one.position)
@@ -310,6 +354,16 @@ class StepScheduler:
             if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
 
+    def begin(self, limits: StepLimits, step: int) -> None:
+        """Take other limits before the first step.
+
+        Args:
+            limits: The limits.
+            step: Number of the first step.
+        """
+        self.limits = limits
+        self._next = step
+
     def cancel(self, sequence: int) -> None:
         """Forget a sequence, if it is still there; its pages are free at once."""
         one = self._running.pop(sequence, None)
@@ -317,6 +371,11 @@ class StepScheduler:
             self._release(one)
         else:
             self._waiting.pop(sequence, None)
+
+    def reused_by(self, sequence: int) -> int:
+        """Return how many tokens of a running sequence were not computed, as others had done it before."""
+        one = self._running.get(sequence)
+        return 0 if one is None else one.reused
 
     def restart(self, limits: StepLimits, cache: CacheSize) -> None:
         """Forget all steps in flight and the contents of all pages: stages have lost their caches.
@@ -388,7 +447,7 @@ class StepScheduler:
             self._refused = state
             return False
         self._window_reserved += need
-        self.reused_tokens += one.position
+        self._note_reused(one, 0)
         return True
 
     def _share(self, one: _Generated) -> None:
@@ -398,6 +457,12 @@ class StepScheduler:
         """
         keys = one.page_keys(self.cache.page, len(one.tokens) - 1)
         one.position = one.lists.share(keys, one.position)
+
+    def _note_reused(self, one: _Generated, before: int) -> None:
+        """Count the tokens over which a sequence has moved since it was at position ``before``."""
+        self.reused_tokens += one.position - before
+        if not one.yielded:
+            one.reused += one.position - before
 
     def _release(self, one: _Generated) -> None:
         """Give back what a sequence had while it ran."""
@@ -426,7 +491,7 @@ class StepScheduler:
             if one.position % self.cache.page == 0:
                 before = one.position
                 self._share(one)
-                self.reused_tokens += one.position - before
+                self._note_reused(one, before)
                 while not one.lists.room(one.position + 1) > one.position:
                     youngest = next(reversed(self._running.values()))
                     if youngest is one:
@@ -439,7 +504,13 @@ class StepScheduler:
                 ready.append(one)
         return ready
 
-    def _choose_decode_rows(self, ready: Sequence[_Generated], most: int) -> list[tuple[_Generated, int]]:
+    def _decode_costs(self) -> list[float]:
+        """Return the cost of the next row of each sequence that generates, ascending."""
+        return sorted(self.limits.cost(one.position, 1) for one in self._running.values() if one.generates)
+
+    def _choose_decode_rows(
+        self, ready: Sequence[_Generated], most: int, groups: int
+    ) -> list[tuple[_Generated, int]]:
         """Return the sequences that generate a token in the next step, each with one row.
 
         Those that have waited longest come first, up to an equal share of all that generate. A step exceeds
@@ -448,8 +519,9 @@ class StepScheduler:
         Args:
             ready: Sequences that can generate a token.
             most: Most rows.
+            groups: Number of groups that all are dealt to.
         """
-        dealt = self._deal()
+        dealt = self._deal(groups)
         chosen: list[tuple[_Generated, int]] = []
         taken = 0.0
         for one in sorted(ready, key=lambda one: one.since):
@@ -460,13 +532,13 @@ class StepScheduler:
             taken += cost
         return chosen
 
-    def _deal(self) -> _Deal:
+    def _deal(self, among: int) -> _Deal:
         """Deal the sequences that generate to groups, so that steps take alike.
 
         One that costs more than an equal share of the others is a group of its own.
         """
-        costs = sorted(self.limits.cost(one.position, 1) for one in self._running.values() if one.generates)
-        left, among, alone = sum(costs), self.limits.groups, []
+        costs, alone = self._decode_costs(), list[float]()
+        left = sum(costs)
         while among > 1 and costs and costs[-1] > left / among:
             alone.append(costs.pop())
             left -= alone[-1]
@@ -482,7 +554,7 @@ class StepScheduler:
         )
 
     def _choose_chunks(
-        self, ready: Sequence[_Generated], parts: int, cost: float
+        self, ready: Sequence[_Generated], parts: int, cost: float, groups: int
     ) -> list[tuple[_Generated, int]]:
         """Return chunks of prompts for the step, the oldest first, with their rows.
 
@@ -492,15 +564,15 @@ class StepScheduler:
             ready: Sequences whose prompts are not yet computed.
             parts: Rows that the step has already.
             cost: Cost of those.
+            groups: Number of groups that sequences which generate are dealt to.
         """
         limits = self.limits
         rows = min(limits.rows - parts, self._rows_of_chunk(ready))
         budget = limits.cost(0, limits.rows) - cost
-        generating = [one.position for one in self._running.values() if one.generates]
+        generating = sum(self._decode_costs())
         if generating and not any(one.position < one.lost for one in ready):
-            share = sum(limits.cost(position, 1) for position in generating) / limits.groups
-            usual = limits.fixed + max(share, cost)
-            budget = min(budget, max(limits.slowdown * usual - limits.fixed - cost, 1.0))
+            usual = limits.times.of(max(generating / groups, cost))
+            budget = min(budget, max(limits.times.cost_within(limits.slowdown * usual) - cost, 1.0))
         chosen: list[tuple[_Generated, int]] = []
         coming: set[bytes] = set()
         for one in ready:
@@ -523,14 +595,18 @@ class StepScheduler:
     def _rows_of_chunk(self, ready: Sequence[_Generated]) -> int:
         """Return the rows of a chunk with which stages have computed these prompts soonest.
 
-        The last stage ends after (chunks + stages - 1) steps of a chunk and the fixed cost each: least for
-        the root of tokens x fixed cost / (stages - 1). One stage takes chunks as large as they may be.
+        The last stage ends after (chunks + stages - 1) steps of a chunk. One stage takes chunks as large as
+        they may be.
         """
-        stages = max(1, self.limits.groups - 1)
-        if stages == 1:
-            return self.limits.rows
+        limits = self.limits
+        if limits.places < _MARGIN:
+            return limits.rows
         tokens = sum(len(one.tokens) for one in ready)
-        return max(_LEAST_CHUNK, round(math.sqrt(tokens * self.limits.fixed / (stages - 1))))
+
+        def last_ends(rows: int) -> float:
+            return (tokens / rows + limits.places - 1) * limits.times.of(rows)
+
+        return min(range(_LEAST_CHUNK, max(limits.rows, _LEAST_CHUNK) + 1, _CHUNK_STEP), key=last_ends)
 
     def _part(self, one: _Generated, rows: int) -> StepPart:
         """Return the part of the step with the next rows of a sequence, which are under way from now on."""

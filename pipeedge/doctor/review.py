@@ -139,6 +139,7 @@ def _with_cache(
             plan.schedule,
             wanted,
             sequences=plan.most_items,
+            answers=plan.items,
             data_rank=plan.data_rank,
             memory={rank: _free_bytes(told) for rank, told in facts.items()},
         )

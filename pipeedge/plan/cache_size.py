@@ -3,6 +3,8 @@
     memory of each rank ── weights ──> half of the rest, or --cache-mb ──> pages that fit on every rank
     sequences x context ──────────────────────────────────────────────> pages that are wanted
 
+Sequences are mostly shorter than the longest, so more of them run than the cache has room for at that length.
+
 Every stage keeps an array of pages for each of its blocks, and one pool of page numbers serves all of them.
 So the rank with the least room for its blocks decides for all.
 """
@@ -35,6 +37,8 @@ _CHUNK = 256
 """Most tokens of prompts in a step, beside a row of each sequence that decodes."""
 _OF_FREE = 0.5
 """Part of the free memory of a rank, besides its weights, that the cache may take by default."""
+_MOST_SEQUENCES = 256
+"""Most sequences that run at a time, which bounds the largest step, and so the buffers of all links."""
 _MB = 1 << 20
 
 
@@ -65,8 +69,8 @@ def describe_cache(model: DecoderModel, schedule: Schedule, bounds: StepBounds) 
     found = zip(schedule.ranks, stage_cache_bytes(model, schedule, bounds), strict=True)
     sizes = ", ".join(f"{_size(size)} on rank {rank}" for rank, size in found)
     return (
-        f"a context of {count(bounds.context, 'token')}, {count(bounds.sequences, 'sequence')} at a time; "
-        f"a cache of up to {sizes}"
+        f"a context of {count(bounds.context, 'token')}, up to {count(bounds.sequences, 'sequence')} at a "
+        f"time; a cache of up to {sizes}"
     )
 
 
@@ -76,6 +80,7 @@ def choose_bounds(
     wanted: CacheRequest,
     *,
     sequences: int,
+    answers: int | None,
     data_rank: int,
     memory: Mapping[int, int | None],
 ) -> StepBounds:
@@ -85,7 +90,8 @@ def choose_bounds(
         model: The decoder.
         schedule: Its stages.
         wanted: What rank 0 was asked for.
-        sequences: Most sequences that run at a time.
+        sequences: Number of sequences of the longest context that the cache should have room for.
+        answers: Number of answers of the run, or None if there is no end.
         data_rank: Rank that holds both ends.
         memory: Bytes that each rank can allocate, or None where that is unknown.
 
@@ -119,7 +125,10 @@ def choose_bounds(
         pages = min(pages, fitting)
     if model.attends_to_all:
         context = min(context, pages * PAGE)
-    return StepBounds(context, sequences + min(_CHUNK, context), sequences, pages, window_pages)
+    at_once = max(sequences, min(_MOST_SEQUENCES, pages or window_pages))
+    if answers is not None:
+        at_once = max(1, min(at_once, answers))
+    return StepBounds(context, at_once + min(_CHUNK, at_once * context), at_once, pages, window_pages)
 
 
 def bounds_after_loss(

@@ -221,7 +221,8 @@ class RunRequest:
         check=at_least(1),
         obeyed_by=ObeyedBy.ALL,
         subject="microbatch size",
-        help="items in a microbatch ({default})",
+        help="items in a microbatch ({default}); for text, how many sequences of the longest context the "
+        "cache should have room for",
     )
     command: tuple[str, ...] = field(default=(), compare=False)
     """Command line of the request, program first; not compared, as a request can be worded differently."""

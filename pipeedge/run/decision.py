@@ -161,6 +161,7 @@ class Decider:
             plan.schedule,
             self._context.request.cache,
             sequences=plan.most_items,
+            answers=plan.items,
             data_rank=plan.data_rank,
             memory=memory,
         )

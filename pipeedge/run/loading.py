@@ -140,11 +140,11 @@ def begin_text(
         raise TypeError("the data rank of a decoder has a queue of steps")
     stages = plan.schedule.stages
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
-    groups = 1 if alone else len(stages) + 1
+    places = 0 if alone else len(stages)
     if is_change:
-        queue.change(plan.step_bounds, groups, model.window)
+        queue.change(plan.step_bounds, places, model.window)
     else:
-        queue.begin(ends, plan.step_bounds, groups, model.window)
+        queue.begin(ends, plan.step_bounds, places, model.window)
 
 
 def load_ends(context: RankContext, plan: Plan) -> DecoderEnds:

@@ -4,6 +4,9 @@
                     ^                                                      │
                     └────── tokens that were chosen, sequences that ended ─┘
 
+The first steps measure how long steps take, which the scheduler decides by; with a single answer there is
+nothing to decide.
+
 The thread that feeds takes the next step of the scheduler, and waits where there is none. The one that
 collects scores the rows that decide a token, and tells the scheduler at once. Whoever listens to a sequence
 is told afterwards, in that thread.
@@ -16,10 +19,11 @@ what was told is never drawn again.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol
@@ -35,6 +39,7 @@ from pipeedge.data import Microbatch
 from pipeedge.data.source import Group, SkippedItem
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
 from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.layers.decoder import PAGE, StepRows
@@ -186,6 +191,7 @@ class StepQueue:
         texts: The texts of tokens.
         end_tokens: The model's tokens that end an answer.
         seed: Seed of the run, for prompts without one of their own.
+        measures: Whether the first steps measure how long steps take.
         clock: Clock in seconds.
         changed: Wakes the threads that wait; None for one that belongs to the queue.
         make_scheduler: Makes what decides the rows of steps.
@@ -202,10 +208,15 @@ class StepQueue:
         *,
         end_tokens: Collection[int] = (),
         seed: int = 0,
+        measures: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
         make_scheduler: Callable[[StepLimits, CacheSize], StepScheduler] = StepScheduler,
     ) -> None:
+        self.measures = measures
+        """Whether the first steps measure how long steps take."""
+        self.streams = True
+        """Whether somebody may wait for single tokens, which prompts should not hold up for long."""
         self.total: int | None = None
         """Number of answers of the run, or None if there is no end."""
         self.skipped: tuple[SkippedItem, ...] = ()
@@ -226,6 +237,8 @@ class StepQueue:
         self._numbers = itertools.count()
         self._sequences: dict[int, _Sequence] = {}
         self._scheduler: StepScheduler | None = None
+        self._trial: StepTrial | None = None
+        """Measurement at the start, until it is over."""
         self._ends: DecoderEnds | None = None
         self._bounds: StepBounds | None = None
         self._following: tuple[StepLimits, CacheSize] | None = None
@@ -241,7 +254,7 @@ class StepQueue:
         """Embedding and head, once there is a plan."""
         return self._ends
 
-    def begin(self, ends: DecoderEnds, bounds: StepBounds, groups: int, window: int) -> None:
+    def begin(self, ends: DecoderEnds, bounds: StepBounds, stages: int, window: int) -> None:
         """Take what a plan has decided, before anything is submitted or after an epoch has stopped.
 
         Stages then have empty pages, so sequences that go on compute all of their tokens once more.
@@ -249,21 +262,22 @@ class StepQueue:
         Args:
             ends: Embedding and head.
             bounds: Bounds of steps, with the context that was promised to the sequences that are here.
-            groups: Most steps in flight.
+            stages: Number of stages, or 0 if the data rank computes all layers.
             window: Widest window of a block, or 0.
         """
-        limits, cache = _limits(bounds, groups, window)
+        limits, cache = self._limits(bounds, stages, window)
         with self._changed:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
                 self._scheduler = self._make_scheduler(limits, cache)
+                self._trial = StepTrial(limits, cache) if self.measures else None
             else:
-                self._scheduler.restart(limits, cache)
+                self._restart(self._scheduler, limits, cache)
 
-    def change(self, bounds: StepBounds, groups: int, window: int) -> None:
+    def change(self, bounds: StepBounds, stages: int, window: int) -> None:
         """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
         with self._changed:
-            self._following = _limits(bounds, groups, window)
+            self._following = self._limits(bounds, stages, window)
 
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         """Wait until all steps of the plan before have results, then go on with the one that takes over.
@@ -278,19 +292,49 @@ class StepQueue:
             while not is_closed() and not self._closed:
                 if self._scheduler is None or self._following is None:
                     raise RuntimeError("no plan was to take over")
-                if not self._scheduler.in_flight:
-                    self._scheduler.restart(*self._following)
+                if not self._scheduler.in_flight and (self._trial is None or not self._trial.in_flight):
+                    self._restart(self._scheduler, *self._following)
                     self._following = None
                     return
                 self._changed.wait()
             raise Closed
 
+    def _limits(self, bounds: StepBounds, stages: int, window: int) -> tuple[StepLimits, CacheSize]:
+        """Return the limits of steps and the pages that a plan has."""
+        limits = StepLimits(
+            bounds.context,
+            2 * stages or 1,
+            bounds.rows,
+            bounds.sequences,
+            bottleneck=1 / stages if stages else None,
+        )
+        if not self.streams:
+            limits = replace(limits, slowdown=math.inf)
+        return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
+
+    def _restart(self, scheduler: StepScheduler, limits: StepLimits, cache: CacheSize) -> None:
+        """Go on with other stages; measuring again would keep those waiting whose text has stopped."""
+        if self._trial is not None:
+            scheduler.begin(limits, self._trial.steps)
+            self._trial = None
+        known = scheduler.limits
+        scheduler.restart(replace(limits, times=known.times, attention=known.attention), cache)
+
     @property
     def context(self) -> int:
         """Longest sequence in tokens, once the plan is known."""
+        return self._known.context
+
+    @property
+    def sequences(self) -> int:
+        """Most sequences that run at a time, once the plan is known."""
+        return self._known.sequences
+
+    @property
+    def _known(self) -> StepBounds:
         if self._bounds is None:
-            raise RuntimeError("the context is not known before the plan")
-        return self._bounds.context
+            raise RuntimeError("the bounds of steps are not known before the plan")
+        return self._bounds
 
     # -- whoever asks -----------------------------------------------------------------------------
 
@@ -407,13 +451,25 @@ class StepQueue:
             while True:
                 if is_closed() or self._closed or self._scheduler is None or self._ends is None:
                     raise Closed
-                step = self._scheduler.next()
-                if step is not None:
-                    self._note_begun(step)
-                    return StepGroup((), step, self._ends)
                 if self._drains and not self._sequences:
                     return None
+                step = self._next_step(self._scheduler)
+                if step is not None:
+                    return StepGroup((), step, self._ends)
                 self._changed.wait()
+
+    def _next_step(self, scheduler: StepScheduler) -> DecodingStep | None:
+        """Return the next step, or None if something has to happen before; the lock is held."""
+        trial = self._trial
+        if trial is not None:
+            if not trial.is_over:
+                return trial.next(self._clock())
+            scheduler.begin(trial.limits, trial.steps)
+            self._trial = None
+        step = scheduler.next()
+        if step is not None:
+            self._note_begun(step)
+        return step
 
     def _note_begun(self, step: DecodingStep) -> None:
         now = self._clock()
@@ -443,6 +499,12 @@ class StepQueue:
         if not isinstance(microbatch, StepBatch) or self._ends is None or self._scheduler is None:
             raise TypeError("only steps of this queue have results")
         step = microbatch.made
+        if self._trial is not None:
+            self._ends.score(outputs[-1:])
+            with self._changed:
+                self._trial.finished(step.number, self._clock())
+                self._changed.notify_all()
+            return
         scored = self._scored(step)
         told: list[Callable[[], None]] = []
         drawn: dict[int, int] = {}
@@ -487,11 +549,14 @@ class StepQueue:
         """Return the row, number and state of each sequence whose next token the step decides."""
         found = []
         end = 0
+        scheduler = self._scheduler
         with self._changed:
             for part in step.parts:
                 end += len(part.tokens)
                 sequence = self._sequences.get(part.sequence)
                 if part.scored and sequence is not None:
+                    if scheduler is not None and not sequence.generation.began:
+                        sequence.generation.reused_tokens = scheduler.reused_by(part.sequence)
                     found.append((end - 1, part.sequence, sequence))
         return found
 
@@ -516,12 +581,6 @@ class StepQueue:
         self.started.set()
         for listener in listeners:
             listener.broke(error)
-
-
-def _limits(bounds: StepBounds, groups: int, window: int) -> tuple[StepLimits, CacheSize]:
-    """Return the limits of steps and the pages that a plan has."""
-    limits = StepLimits(bounds.context, groups, bounds.rows, bounds.sequences)
-    return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
 
 
 def _grew(listener: Listener, sequence: int, piece: Piece) -> Callable[[], None]:

@@ -93,6 +93,8 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     writer = AnswerWriter(results, prompts, maker.prompts.vocabulary, depends_on, found, made_with())
     queue = maker.queue()
     queue.total = sum(prompt.sampling.n for prompt in prompts)
+    queue.measures = queue.total > 1
+    queue.streams = request.generation.prompt is not None
     queue.skipped = rows.skipped
     queue.keeps = frozenset(prompt.item for prompt in prompts[: request.output.check_items])
     sink = _PromptSink(queue, prompts, writer, shows=request.generation.prompt is not None, request=request)
@@ -192,7 +194,6 @@ class _PromptSink:
         self._writer = writer
         self._shows = shows
         self._skips = request.input.skip_bad_input
-        self._ahead = 2 * request.microbatch_size
         self._asked = 0
         """Sequences that have no answer yet."""
         self._error: InputError | None = None
@@ -220,7 +221,7 @@ class _PromptSink:
 
     def _ask(self) -> None:
         """Ask for more answers, as long as not enough sequences wait; end the run after the last."""
-        while self._asked < self._ahead:
+        while self._asked < 2 * self._queue.sequences:
             prompt = next(self._prompts, None)
             if prompt is None:
                 if not self._asked:

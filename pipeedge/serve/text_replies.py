@@ -5,6 +5,7 @@ A stream consists of events, each an object of JSON; their texts joined are the 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,13 +23,27 @@ class TextUsage:
 
     prompt_tokens: int
     completion_tokens: int = 0
+    reused_tokens: int = 0
+    """Number of tokens of the prompts that were not computed, as those of an equal beginning were kept."""
 
-    def document(self) -> dict[str, int]:
+    @property
+    def total_tokens(self) -> int:
+        """Number of tokens of prompts and answers."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def take(self, answer: WrittenAnswer) -> None:
+        """Count a whole answer; the prompt counts once, however many answers it has."""
+        self.completion_tokens += len(answer.drawn)
+        if answer.choice == 0:
+            self.reused_tokens += answer.reused_tokens
+
+    def document(self) -> dict[str, Any]:
         """Return the counts by OpenAI's names."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "total_tokens": self.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
         }
 
 
@@ -54,6 +69,33 @@ class ReplyForm(Protocol):
         """Yield the last events of a stream."""
 
 
+class ReplyTexts(TokenBytes, Protocol):
+    """The bytes of tokens, and which of them are part of a text."""
+
+    def is_silent(self, token: int) -> bool:
+        """Return whether a token has no text."""
+
+
+class _Offsets:
+    """Places of tokens in the text of an answer, in characters.
+
+    Args:
+        texts: The bytes of tokens.
+    """
+
+    def __init__(self, texts: ReplyTexts) -> None:
+        self._texts = texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._end = 0
+
+    def take(self, token: int) -> int:
+        """Return where the next token begins; one within a character begins where that does."""
+        begin = self._end
+        if not self._texts.is_silent(token):
+            self._end += len(self._decoder.decode(self._texts.token_bytes(token)))
+        return begin
+
+
 @dataclass
 class _Held:
     """Tokens of an answer whose log probabilities have not been sent."""
@@ -73,7 +115,7 @@ class _OpenAiReply:
         number: Identifier of the reply.
         model: Name of the model.
         created: Time of the request, in seconds since 1970.
-        texts: The bytes of tokens.
+        texts: The texts of tokens.
         wants_usage: Whether a stream ends with the number of tokens.
         wants_logprobs: Whether log probabilities are sent.
     """
@@ -86,7 +128,7 @@ class _OpenAiReply:
         number: str,
         model: str,
         created: int,
-        texts: TokenBytes,
+        texts: ReplyTexts,
         *,
         wants_usage: bool = False,
         wants_logprobs: bool = False,
@@ -96,6 +138,7 @@ class _OpenAiReply:
         self._wants_usage = wants_usage
         self._wants_logprobs = wants_logprobs
         self._held: dict[int, _Held] = {}
+        self._offsets: dict[int, _Offsets] = {}
 
     def whole(self, answers: Sequence[WrittenAnswer], usage: TextUsage) -> dict[str, Any]:
         """Return the reply that has the answers, in order."""
@@ -189,20 +232,22 @@ class CompletionReply(_OpenAiReply):
         return {
             "index": index,
             "text": answer.text,
-            "logprobs": self._logprobs(answer.drawn),
+            "logprobs": self._logprobs(index, answer.drawn),
             "finish_reason": str(answer.finish_reason),
         }
 
     def _grown(self, choice: int, text: str, drawn: Sequence[DrawnToken]) -> dict[str, Any]:
-        return {"index": choice, "text": text, "logprobs": self._logprobs(drawn), "finish_reason": None}
+        logprobs = self._logprobs(choice, drawn)
+        return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def _finished(self, choice: int, answer: WrittenAnswer) -> dict[str, Any]:
         return {"index": choice, "text": "", "logprobs": None, "finish_reason": str(answer.finish_reason)}
 
-    def _logprobs(self, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, drawn: Sequence[DrawnToken]) -> dict[str, Any] | None:
         """Return log probabilities in the older form, which has lists of equal length."""
         if not self._wants_logprobs:
             return None
+        offsets = self._offsets.setdefault(choice, _Offsets(self._texts))
         content = logprobs_document(drawn, self._texts)["content"]
         return {
             "tokens": [one["token"] for one in content],
@@ -210,6 +255,7 @@ class CompletionReply(_OpenAiReply):
             "top_logprobs": [
                 {other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in content
             ],
+            "text_offset": [offsets.take(one.token) for one in drawn],
         }
 
 
@@ -303,10 +349,10 @@ class ResponseReply:
             "output": [self._item(text, status)],
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": usage.reused_tokens},
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
             },
         }
 

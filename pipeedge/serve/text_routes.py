@@ -194,7 +194,8 @@ class TextRoutes:
         usage = _usage_of(prompts)
         with self._asker.ask(request, prompts) as question:
             async for _, told in question.told():
-                usage.completion_tokens += isinstance(told, Piece)
+                if not isinstance(told, Piece):
+                    usage.take(told)
         answers = [question.answers[number] for number in range(question.choices)]
         return json_reply(form().whole(answers, usage))
 
@@ -254,9 +255,9 @@ async def _events(
     try:
         async for choice, told in question.told():
             if isinstance(told, Piece):
-                usage.completion_tokens += 1
                 yield list(form.grew(choice, told))
             else:
+                usage.take(told)
                 yield list(form.ended(choice, told))
     except Exception as error:
         yield [error_content("/v1/", status_of_error(error))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
 import json
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,7 @@ def test_answers_are_in_input_order_and_the_same_for_any_number_at_a_time(tmp_pa
     outputs, reports = [tmp_path / f"{n}.jsonl" for n in range(2)], [tmp_path / f"{n}.json" for n in range(2)]
     options = ("--input", prompts, "--quiet")
     cut = ("-pt", "1,5,6,16", "--output", outputs[0], "--report", reports[0], "-u", 5)
+    # The cache has eight pages for 24 sequences of up to three, so that pages run out.
     (alone,) = run_ranks(1, *options, "-u", 1, "--output", outputs[1], "--report", reports[1])
     both = run_ranks(2, *options, *cut)
     assert [rank.error for rank in (alone, *both)] == [None] * 3
@@ -227,7 +230,7 @@ def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps: list[int] = []
 
     def fail_after_some(self: StepQueue, number: int, *rest: Any) -> None:
-        if number == 8:
+        if number == 10:  # eight steps measure
             raise PipeEdgeError("power failure")
         write(self, number, *rest)
 
@@ -324,10 +327,48 @@ def test_python_asks_a_decoder_piece_by_piece(vocabulary: Vocabulary) -> None:
             pipeline("a sentence")
         with pytest.raises(RequestError, match=r"the context of 64 must have room"):
             pipeline.generate("a" * 64)
+        unread = pipeline.generate("a", ignore_eos=True, temperature=1.0)
+        unread.close()
+        assert list(unread) == []
         left = pipeline.generate("a", ignore_eos=True, temperature=1.0)
         pipeline.close(abandon=True)
         with pytest.raises(PipeEdgeError):
             left.answer  # noqa: B018
+
+
+def test_many_threads_and_tasks_ask_a_decoder_at_once() -> None:
+    """Every text is the one that is generated alone, whoever else asks and gives up."""
+    asked = [[{"role": "user", "content": f"What is {number} + {2 * number}?"}] for number in range(12)]
+
+    async def ask_all(pipeline: pipeedge.Pipeline) -> list[str]:
+        async def pieces(messages: list[dict[str, str]]) -> str:
+            return "".join([piece async for piece in await pipeline.chat_async(messages, temperature=0)])
+
+        async def whole(messages: list[dict[str, str]]) -> str:
+            return (await (await pipeline.chat_async(messages, temperature=0)).whole()).text
+
+        async def endless() -> None:
+            async for _ in await pipeline.generate_async("a", ignore_eos=True, temperature=1.0):
+                pass
+
+        given_up = [asyncio.create_task(endless()) for _ in range(3)]
+        ways = [pieces(one) if number % 2 else whole(one) for number, one in enumerate(asked)]
+        found = await asyncio.gather(*ways)
+        for task in given_up:
+            task.cancel()
+        ends = await asyncio.gather(*given_up, return_exceptions=True)
+        assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
+        with pytest.raises(RequestError, match=r"unknown field max_token"):
+            await pipeline.generate_async("a", max_token=3)
+        return list(found)
+
+    with pipeedge.Pipeline("llama-puzzles", options=["--context", "128"]) as pipeline:
+        alone = [pipeline.chat(one, temperature=0).text for one in asked]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            texts = list(pool.map(lambda one: pipeline.chat(one, temperature=0).text, asked))
+        assert texts == alone
+        assert alone[5] == "15"
+        assert asyncio.run(ask_all(pipeline)) == alone
 
 
 class Interrupted:

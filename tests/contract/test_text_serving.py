@@ -81,11 +81,26 @@ def test_completions_continue_several_texts_with_several_answers(served: ServedM
     for one in whole:
         assert len(one["logprobs"]["tokens"]) == len(one["logprobs"]["token_logprobs"]) <= 6
         assert all(len(top) == 2 for top in one["logprobs"]["top_logprobs"])
+        for piece, begin in zip(one["logprobs"]["tokens"], one["logprobs"]["text_offset"], strict=True):
+            assert one["text"][begin:].startswith(piece) or piece == "<|end|>"
     again = served.post("/v1/completions", {**body, "stream": True})
-    texts = ["", "", "", ""]
+    texts, offsets = ["", "", "", ""], [[], [], [], []]
     for _, chunk in events(again.body)[:-1]:
-        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+        offsets[choice["index"]] += (choice["logprobs"] or {"text_offset": []})["text_offset"]
     assert texts == [one["text"] for one in whole]
+    assert offsets == [one["logprobs"]["text_offset"] for one in whole]
+
+
+def test_usage_says_how_much_of_the_prompt_was_not_computed(served: ServedModel) -> None:
+    body = {"messages": [{"role": "user", "content": f"Spell {'garden ' * 9}"}], "max_tokens": 1}
+    first, second = (served.post("/v1/chat/completions", body).json["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    kept = second["prompt_tokens_details"]["cached_tokens"]
+    assert kept == 32 * ((second["prompt_tokens"] - 1) // 32) > 0
+    response = served.post("/v1/responses", {"input": body["messages"], "max_output_tokens": 1}).json
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": kept}
 
 
 def test_a_response_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None:

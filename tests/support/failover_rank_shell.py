@@ -673,11 +673,11 @@ class RankShell:
         """Let the data rank make steps for an epoch."""
         plan, ends = turn.plan, Ends()
         alone = len(plan.stages) == 1 and plan.stages[0][:2] == plan.data
-        groups = 1 if alone else len(plan.stages) + 1
+        places = 0 if alone else len(plan.stages)
         if turn.is_change:
-            self.texts.change(bounds(plan.pages), groups, 0)
+            self.texts.change(bounds(plan.pages), places, 0)
         else:
-            self.texts.begin(ends, bounds(plan.pages), groups, 0)  # type: ignore[arg-type]
+            self.texts.begin(ends, bounds(plan.pages), places, 0)  # type: ignore[arg-type]
 
     def _stop(self, turn: Turn) -> None:
         """End the threads of an epoch."""

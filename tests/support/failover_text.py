@@ -226,5 +226,9 @@ def make_queue(world: World, condition: Any) -> StepQueue:
     """Return the queue of a process."""
     texts: Any = Numbers()
     return world.rules.queue(
-        texts, clock=lambda: world.now, changed=condition, make_scheduler=world.rules.scheduler
+        texts,
+        measures=False,
+        clock=lambda: world.now,
+        changed=condition,
+        make_scheduler=world.rules.scheduler,
     )

@@ -37,7 +37,8 @@ models     pooling architecture hub_config shapes weights.names family families.
            weights.http_transfer
            weights.pickled
            weights.download
-decoding   pages steps loop exact structure structure_matching sampling sampler text_stream
+decoding   pages step_times steps step_trial loop exact structure structure_matching sampling sampler
+           text_stream
            template_program template tools vocabulary prompt generation answer_documents
 compress   sizes policies clamping adaptation transform codec wire link
 transport  place base frame leases lifecycle interfaces membership new_key authority loopback

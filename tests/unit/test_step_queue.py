@@ -74,10 +74,15 @@ class Chain:
     """A queue and the stages behind it."""
 
     def __init__(
-        self, model: DecoderModel, cuts: Sequence[int], dtype: torch.dtype = torch.float32, groups: int = 1
+        self,
+        model: DecoderModel,
+        cuts: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        places: int = 0,
+        measures: bool = False,
     ) -> None:
-        self.model, self.dtype, self.groups = model, dtype, groups
-        self.queue = StepQueue(Numbers())
+        self.model, self.dtype, self.places = model, dtype, places
+        self.queue = StepQueue(Numbers(), measures=measures)
         self.ends = model.ends(dtype)
         self.plan(cuts, 4)
 
@@ -103,7 +108,7 @@ class Chain:
             )
             for start, stop in edges
         ]
-        self.queue.begin(self.ends, bounds, self.groups, model.window)
+        self.queue.begin(self.ends, bounds, self.places, model.window)
 
     def run(self, losses: Sequence[tuple[int, Sequence[int]]] = ()) -> None:
         """Let steps pass, several under way at a time, until the queue is drained.
@@ -193,7 +198,7 @@ def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Pa
     ]
 
     def told(losses: Sequence[tuple[int, Sequence[int]]]) -> list[Heard]:
-        chain = Chain(model, (5,), dtype, groups=2)
+        chain = Chain(model, (5,), dtype, places=1)
         heard = [Heard() for _ in asked]
         for (prompt, choice), listener in zip(asked, heard, strict=True):
             chain.queue.submit(prompt, listener, choice=choice)
@@ -205,6 +210,24 @@ def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Pa
     assert all(one.answer is not None for one in usual)
     losses = [(draw.randint(0, 14), sorted(draw.sample(range(1, model.n_layers), 2))) for _ in range(4)]
     assert told(losses) == usual
+
+
+@pytest.mark.parametrize("losses", [(), [(3, (4,))], [(9, ())]], ids=["none", "while measured", "later"])
+@pytest.mark.parametrize("places", [0, 2])
+def test_measuring_steps_at_the_start_changes_no_text(
+    places: int, losses: Sequence[tuple[int, Sequence[int]]]
+) -> None:
+    chain = Chain(find_decoder("llama-puzzles"), (5,), places=places, measures=True)
+    options = Sampling(temperature=0.0, max_tokens=9, ignore_eos=True)
+    heard = [Heard() for _ in range(3)]
+    for number, listener in enumerate(heard):
+        chain.queue.submit(Prompt((50 + number, 51), options), listener)
+    chain.run(losses)
+    alone = LocalDecoder(chain.model, context=CONTEXT)
+    for number, listener in enumerate(heard):
+        assert listener.answer is not None
+        assert [one.token for one in listener.answer.drawn] == alone.generate((50 + number, 51), 9)
+    assert chain.queue.figures.completion_tokens == 27
 
 
 def test_those_who_wait_hear_why_there_is_no_answer() -> None:

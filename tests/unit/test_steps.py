@@ -16,9 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from step_world import StepWorld
 
 from pipeedge.base.errors import InputError
+from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
 
 PAGE = 4
+CURVE = StepTimes(((1.0, 10.0), (8.0, 11.0), (32.0, 30.0)))
+"""As measured: few rows take as long as one."""
 CACHES = (
     CacheSize(pages=12, page=PAGE),
     CacheSize(pages=40, page=PAGE),
@@ -35,7 +38,8 @@ class StepMachine(RuleBasedStateMachine):
         groups=st.integers(1, 5),
         rows=st.integers(2, 12),
         sequences=st.integers(1, 8),
-        fixed=st.sampled_from([0.0, 3.0]),
+        times=st.sampled_from([StepTimes.linear(0.0), StepTimes.linear(3.0), CURVE]),
+        bottleneck=st.sampled_from([None, 0.3, 1.0]),
         attention=st.sampled_from([0.0, 0.1]),
     )
     def begin(self, cache: CacheSize, **limits: float) -> None:
@@ -117,7 +121,7 @@ def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
     source = random.Random(7)
-    limits = StepLimits(context=44, groups=3, rows=9, sequences=10, fixed=3, attention=0.05)
+    limits = StepLimits(context=44, groups=3, rows=9, sequences=10, times=StepTimes.linear(3), attention=0.05)
     world = StepWorld(limits, cache)
     crowd(world, source, cases(25_000, part=25))
     world.drain()
@@ -187,7 +191,7 @@ def simulate(
             figures.tokens[number] = []
         while (step := scheduler.next()) is not None:
             costs = [limits.cost(part.position, len(part.tokens)) for part in step.parts]
-            durations = [(limits.fixed + sum(costs)) / stages] * stages
+            durations = [limits.times.of(sum(costs)) / stages] * stages
             moment = now
             for place, took in enumerate([*durations, head * sum(part.scored for part in step.parts)]):
                 moment = free[place] = max(moment, free[place]) + took

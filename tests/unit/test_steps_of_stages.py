@@ -119,11 +119,14 @@ def test_the_rank_with_the_least_room_decides_the_pages() -> None:
     schedule = Schedule.from_partition([1, 4, 5, 16])
     page = [PUZZLES.page_bytes(stage.layers, torch.float32)[0] for stage in schedule.stages]
 
-    def choose(wanted: CacheRequest, memory: dict[int, int | None]) -> StepBounds:
-        return choose_bounds(PUZZLES, schedule, wanted, sequences=3, data_rank=0, memory=memory)
+    def choose(wanted: CacheRequest, memory: dict[int, int | None], answers: int | None = None) -> StepBounds:
+        return choose_bounds(
+            PUZZLES, schedule, wanted, sequences=3, answers=answers, data_rank=0, memory=memory
+        )
 
     free = choose(CacheRequest(), {0: None, 1: None})
-    assert (free.context, free.pages) == (256, 24)
+    assert (free.context, free.pages, free.sequences) == (256, 24, 24)
+    assert choose(CacheRequest(), {}, answers=7).sequences == 7
     assert stage_cache_bytes(PUZZLES, schedule, free) == [24 * one for one in page]
     weights = PUZZLES.weight_bytes(schedule.stages[1].layers, torch.float32)
     tight = choose(CacheRequest(), {0: 1 << 40, 1: weights + 2 * 5 * page[1]})

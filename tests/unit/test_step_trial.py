@@ -1,0 +1,118 @@
+"""Test the measurement of steps at the start, against stages whose times are known."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+
+import pytest
+from effort import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeedge.decoding.step_times import StepTimes
+from pipeedge.decoding.step_trial import StepTrial
+from pipeedge.decoding.steps import CacheSize, StepLimits
+
+CACHE = CacheSize(pages=100)
+
+
+def stage_s(rows: int, position: int, attention: float, reading: float) -> float:
+    """Return the seconds of a stage: for reading weights, or 2 ms a row if that is longer."""
+    return max(reading, 0.002 * rows * (1 + attention * (position + (rows - 1) / 2)))
+
+
+def measured(
+    places: list[float], limits: StepLimits, *, hop: float = 0.0, slow: float = 1.0, reading: float = 0.02
+) -> StepLimits:
+    """Let the measurement run through places, whose times are these parts of a stage's."""
+    trial, now = StepTrial(limits, CACHE), 0.0
+    free, flights = [0.0] * len(places), deque[tuple[float, int]]()
+    while not trial.is_over:
+        while (step := trial.next(now)) is not None:
+            (part,) = step.parts
+            moment = now
+            for place, share in enumerate(places):
+                took = slow * share * stage_s(step.rows, part.position, 1e-3, reading)
+                moment = free[place] = max(moment, free[place]) + took
+                moment += hop
+            flights.append((moment, step.number))
+            assert len(part.pages) == -(-(part.position + step.rows) // CACHE.page)
+            assert part.position + step.rows <= limits.context
+            assert step.rows <= limits.rows
+        now, number = flights.popleft()
+        trial.finished(number, now)
+    assert trial.next(now) is None
+    return trial.limits
+
+
+def test_times_attention_and_the_slowest_place_are_found() -> None:
+    found = measured([0.25, 0.5, 0.25], StepLimits(context=4096, groups=6, rows=256), hop=0.001)
+    assert [found.times.of(rows) for rows in (1, 8, 32)] == pytest.approx([0.023, 0.023, 0.069], rel=0.05)
+    assert found.bottleneck == pytest.approx(0.01 / 0.023, rel=0.01)
+    assert found.places == pytest.approx(2.3, rel=0.01)
+    assert found.attention == pytest.approx(1e-3, rel=0.35)  # eight rows are hidden by reading the weights
+
+
+def test_a_slow_device_measures_no_long_steps() -> None:
+    found = measured([1.0], StepLimits(context=4096, rows=256), slow=40, reading=0.004)
+    assert [cost for cost, _ in found.times.points] == [1.0, 8.0]
+
+
+def test_bounds_that_leave_no_room_keep_the_estimates() -> None:
+    limits = StepLimits(context=2, groups=2, rows=2, bottleneck=1.0)
+    found = measured([1.0], limits)
+    assert (found.times, found.attention) == (limits.times, limits.attention)
+    assert found.bottleneck == pytest.approx(1.0)
+
+
+points = st.lists(st.tuples(st.floats(0.5, 40), st.floats(0, 5)), min_size=2, max_size=5).map(
+    lambda steps: StepTimes(
+        tuple(
+            (sum(cost for cost, _ in steps[:end]), 1 + sum(more for _, more in steps[:end]) + end / 10)
+            for end in range(1, len(steps) + 1)
+        )
+    )
+)
+
+
+@given(points, st.floats(0, 200), st.floats(0, 40))
+@settings(max_examples=cases(300), deadline=None)
+def test_costs_within_a_time_are_the_inverse_of_times(times: StepTimes, cost: float, more: float) -> None:
+    assert times.cost_within(times.of(cost)) >= cost - 1e-6
+    found = times.cost_within(times.of(0) + more)
+    assert times.of(found) <= times.of(0) + more + 1e-9
+    assert times.of(found * 1.01 + 0.01) >= times.of(0) + more - 1e-9
+
+
+@pytest.mark.parametrize("points", [((1.0, 1.0),), ((1.0, 2.0), (2.0, 1.0)), ((1.0, 1.0), (2.0, 1.0))])
+def test_times_that_do_not_ascend_are_refused(points: tuple[tuple[float, float], ...]) -> None:
+    with pytest.raises(ValueError, match="times of steps"):
+        StepTimes(points)
+
+
+@given(points, st.integers(1, 8), st.floats(0.1, 1.0), st.floats(0.1, 300))
+@settings(max_examples=cases(300), deadline=None)
+def test_groups_are_those_with_the_shortest_round(
+    times: StepTimes, groups: int, busy: float, cost: float
+) -> None:
+    limits = StepLimits(context=100, groups=groups, times=times, bottleneck=busy)
+
+    def lap(count: int) -> float:
+        return max(count * busy, 1.1) * times.of(cost / count)
+
+    assert lap(limits.best_groups(cost)) == min(map(lap, range(1, groups + 1)))
+
+
+def test_few_sequences_form_as_many_groups_as_places_and_many_do_not_let_them_wait() -> None:
+    """Where reading the weights takes longest, each group more is a round in vain."""
+    times = StepTimes(((1.0, 0.02), (8.0, 0.021), (32.0, 0.06)))
+    limits = StepLimits(context=100, groups=4, times=times, bottleneck=0.49)
+    assert limits.best_groups(8) == 2
+    assert limits.best_groups(400) > 2
+    assert StepLimits(context=100, groups=4, times=times).best_groups(8) == 4
+
+
+def test_rounds_shorten_with_groups() -> None:
+    limits = StepLimits(context=100, groups=4)
+    assert all(one <= other for one, other in pairwise(limits.best_groups(cost) for cost in (1, 8, 64)))
