@@ -72,7 +72,7 @@ PRODUCTS_TARGET, RESIDENT_TARGET = 0.95, 1.05
 START_TARGET_S, HOP_TARGET_S = 1.5, 0.3e-3
 PARTS = ("speed", "run", "outliers")
 PUZZLES = "llama-puzzles"
-PROMPTS = 40
+TOKENS_OF_RUN = "240"
 
 
 @dataclass
@@ -191,12 +191,12 @@ def start_s() -> float:
 
 
 def token_s(ranks: int, directory: Path) -> tuple[float, float]:
-    """Return the median time between tokens of one sequence at a time, and what the stages compute of it."""
+    """Return the median time between tokens of one sequence, and what the stages compute of it."""
     prompts, report = directory / "prompts.jsonl", directory / "report.json"
-    # A token each, so that all steps have one row.
-    prompts.write_text("".join(json.dumps({"prompt_token_ids": [i + 10]}) + "\n" for i in range(PROMPTS)))
+    # A prompt of one token, so that all steps have one row.
+    prompts.write_text(json.dumps({"prompt_token_ids": [10], "ignore_eos": True}) + "\n")
     command = [sys.executable, "-m", "pipeedge", "launch", "--local", str(ranks), "--"]
-    command += ["-m", PUZZLES, "-c", "tcp", "--input", str(prompts), "-u", "1", "--max-tokens", "32"]
+    command += ["-m", PUZZLES, "-c", "tcp", "--input", str(prompts), "--max-tokens", TOKENS_OF_RUN]
     command += ["--output", str(directory / "answers.jsonl"), "--report", str(report)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     found = json.loads(report.read_text())

@@ -1,236 +1,272 @@
 #!/usr/bin/env python3
-"""Measure many answers of a decoder at once.
+"""Measure many answers of decoders at once. Each part can be run alone (``--part``), in less than 300 s.
 
-    together   tokens a second of 8 and 16 sequences that generate in one process, against llama.cpp's
-               llama-batched-bench with as many bits (--llama-cpp DIR)
-    paste      time between the tokens of seven others while a prompt of 4,096 tokens is computed beside them,
-               against the time without it
-    requests   requests to a server with llama-puzzles, of which a tenth is bad and a tenth leaves early:
-               wrong answers, and pages, memory and threads at the end
+    together   tokens a second of 8 and 16 answers in one process of two threads, against llama-batched-bench
+    workers    two workers of one thread, each bound to a core, on the loopback: tokens a second of 8 answers
+               and of one, against llama.cpp's RPC servers with the same blocks and bits on each
+    hosts      2 and 4 equal emulated hosts against one: tokens a second of as many answers. All hosts always
+               work: as four pipelines of one host, two of two, and one of four (root)
+    first      first token of a prompt of 1,024 tokens on 4 of these hosts, against one (root)
+    paste      95 % quantile of the time between the tokens of seven others while a prompt of 4,096 tokens is
+               computed, against the time before
+    alone      one lone request over HTTP: time to the first token and between tokens, above those of a run
+               without a server
+    requests   requests to a server, of which a tenth is bad and a tenth leaves early: wrong answers, and
+               pages, memory and threads at the end
 
-The first two take the shape of Qwen2.5-0.5B with random weights, written once to ``--files``, and
-need two idle cores.
+Models have public shapes and random weights, which are written once to ``--files``; alone and requests take
+llama-puzzles. ``--llama-cpp DIR`` is where llama.cpp was built (its source is in the sdist of
+llama-cpp-python): llama-batched-bench, llama-quantize and ggml-rpc-server in DIR/bin. Both sides take turns;
+figures are medians, and need two idle cores. The exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import random
-import re
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from random_decoders import SHAPES, write_directory, write_gguf
+from random_decoders import SHAPES
+from stream_runs import Board, Model, Run, Served, Stream, Workers, batched_bench, boards, prompts, run_all
 
-from pipeedge.decoding.loop import LocalDecoder
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
-from pipeedge.models.decoder import find_decoder
-from pipeedge.models.dtypes import find_dtype
-from pipeedge.models.layers.decoder import StepRows
-
-SHAPE = SHAPES["qwen2.5-0.5b"]
-GGUF_TYPES = {"bfloat16": "BF16", "int8": "Q8_0"}
-PROMPT, TOKENS, PASTED, CONTEXT = 16, 64, 4096, 4608
-LIMIT_S = 900
 PUZZLES = "llama-puzzles"
+PROMPT, TOKENS = 16, 64
+TOGETHER_TARGET = 1.1
+WORKERS_TARGETS = {8: 1.6, 1: 1.0}
+HOSTS_TARGETS = {2: 1.8, 4: 3.4}
+FIRST_TARGET, FIRST_PROMPT = 0.33, 1024
+PASTE_TARGET, PASTED, OTHERS = 1.5, 4096, 7
+ALONE_TARGETS_S, ALONE_TOKENS = (2e-3, 0.2e-3), 32
+WORKER_BLOCKS = (17, 7)
+"""Blocks of Qwen2.5-0.5B's shape on each worker; the second has the head, which is as large as nine."""
+HOST_SHAPE, HOST_BLOCKS = "llama-3.2-1b", {1: (16,), 2: (10, 6), 4: (5, 5, 5, 1)}
+"""Shape of what emulated hosts run, and its blocks on each; the last has the head, as large as four."""
+WARM_TOKENS, PASTE_TOKENS = 30, 150
 
 
-class Host:
-    """The scheduler of steps with all layers in this process.
+class Lines:
+    """Prints a line for each figure with its target, and keeps whether all were reached."""
 
-    Args:
-        directory: The decoder.
-        dtype: Number type of its weights.
-        threads: Number of threads.
-        context: Longest sequence in tokens.
-        sequences: Most sequences.
-    """
+    def __init__(self) -> None:
+        self.reached = True
 
-    def __init__(self, directory: Path, dtype: str, threads: int, context: int, sequences: int) -> None:
-        torch.set_num_threads(threads)
-        model = find_decoder(directory)
-        self._decoder = LocalDecoder(
-            model, find_dtype(dtype), context=context, sequences=sequences, threads=threads
+    def add(self, what: str, ratio: float, target: float, words: str, *, most: bool = False) -> None:
+        """Print a ratio, which is to be at least the target, or at most."""
+        good = ratio <= target if most else ratio >= target
+        self.reached &= good
+        bound = "at most" if most else "at least"
+        print(f"{what}: {words}: {ratio:.2f} ({'' if good else 'MISSES '}{bound} {target:g})", flush=True)
+
+
+def together(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare one process with llama-batched-bench."""
+    for dtype in args.dtypes:
+        model = Model(SHAPES[args.shape], dtype, args.files)
+        ours: dict[int, list[float]] = {streams: [] for streams in args.streams}
+        theirs: dict[int, list[float]] = {streams: [] for streams in args.streams}
+        for _ in range(args.rounds):
+            for streams in args.streams:
+                asked = prompts(streams, PROMPT, model.shape.vocab)
+                run = Run(str(model.directory), dtype, [Board(threads=2)], asked, streams, TOKENS)
+                (found,) = run_all({args.scratch / "together": run})
+                ours[streams].append(found["decode_tokens_per_s"])
+            if args.llama_cpp is not None:
+                rates = batched_bench(
+                    args.llama_cpp, model.gguf(args.llama_cpp), args.streams, PROMPT, TOKENS
+                )
+                for streams, rate in zip(args.streams, rates, strict=True):
+                    theirs[streams].append(rate)
+        for streams in args.streams:
+            compare(
+                lines,
+                f"together, {streams} answers, {dtype}",
+                ours[streams],
+                theirs[streams],
+                TOGETHER_TARGET,
+            )
+
+
+def compare(lines: Lines, what: str, ours: Sequence[float], theirs: Sequence[float], target: float) -> None:
+    """Print the medians of both sides."""
+    own = statistics.median(ours)
+    if not theirs:
+        print(f"{what}: {own:.1f} tokens/s", flush=True)
+        return
+    other = statistics.median(theirs)
+    lines.add(what, own / other, target, f"{own:.1f} tokens/s, llama.cpp {other:.1f}")
+
+
+def workers(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare two workers with llama.cpp's RPC servers."""
+    for dtype in args.dtypes:
+        model = Model(SHAPES[args.shape], dtype, args.files)
+        ours: dict[int, list[float]] = {streams: [] for streams in WORKERS_TARGETS}
+        theirs: dict[int, list[float]] = {streams: [] for streams in WORKERS_TARGETS}
+        for _ in range(args.rounds):
+            for streams in WORKERS_TARGETS:
+                # Rank 1 has the first stage, rank 0 the second one and the head.
+                ranks = [Board(core=1), Board(core=0)]
+                asked = prompts(streams, PROMPT, model.shape.vocab)
+                run = Run(str(model.directory), dtype, ranks, asked, streams, TOKENS, WORKER_BLOCKS)
+                (found,) = run_all({args.scratch / "workers": run})
+                ours[streams].append(found["decode_tokens_per_s"])
+            if args.llama_cpp is None:
+                continue
+            with Workers(args.llama_cpp, (0, 1)) as servers:
+                places = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
+                split = f"{WORKER_BLOCKS[0]},{WORKER_BLOCKS[1] + 1}"  # the head counts as a block
+                options = ["--rpc", places, "-ngl", "99", "-ts", split, "-fit", "off"]
+                gguf, sizes = model.gguf(args.llama_cpp), sorted(WORKERS_TARGETS)
+                rates = batched_bench(args.llama_cpp, gguf, sizes, PROMPT, TOKENS, threads=1, options=options)
+                for streams, rate in zip(sizes, rates, strict=True):
+                    theirs[streams].append(rate)
+        for streams, target in WORKERS_TARGETS.items():
+            compare(lines, f"workers, {streams} answers, {dtype}", ours[streams], theirs[streams], target)
+
+
+def hosts(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare pipelines of emulated hosts with single ones."""
+    model = Model(SHAPES[HOST_SHAPE], args.host_dtype, args.files)
+    with boards(4, args.cpu, args.bw_mbps, args.scratch) as all_boards:
+        rates = {}
+        for size in (1, 2, 4):
+            groups = [all_boards[first : first + size] for first in range(0, 4, size)]
+            runs = {
+                args.scratch / f"hosts{number}": Run(
+                    str(model.directory),
+                    model.dtype,
+                    group,
+                    prompts(args.host_streams, 1, model.shape.vocab),
+                    args.host_streams,
+                    args.host_tokens,
+                    HOST_BLOCKS[size] if size > 1 else None,
+                )
+                for number, group in enumerate(groups)
+            }
+            rates[size] = statistics.median(found["decode_tokens_per_s"] for found in run_all(runs))
+            print(f"hosts: {size}: {rates[size]:.1f} tokens/s", flush=True)
+    for size, target in HOSTS_TARGETS.items():
+        what = f"hosts, {size} of {args.cpu:g} of a core, {args.host_streams} answers, {args.host_dtype}"
+        lines.add(what, rates[size] / rates[1], target, f"{rates[size]:.1f} tokens/s, one {rates[1]:.1f}")
+
+
+def first(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare the first token of a long prompt on four hosts with that on one."""
+    model = Model(SHAPES[HOST_SHAPE], args.host_dtype, args.files)
+    blocks = [model.shape.blocks // 4] * 4
+    with boards(4, args.cpu, args.bw_mbps, args.scratch) as all_boards:
+
+        def measured(size: int) -> float:
+            runs = {
+                args.scratch / f"first{number}": Run(
+                    str(model.directory),
+                    model.dtype,
+                    all_boards[number : number + size],
+                    prompts(args.rounds, FIRST_PROMPT, model.shape.vocab),
+                    1,
+                    1,
+                    blocks if size > 1 else None,
+                )
+                for number in range(0, 4, size)
+            }
+            return statistics.median(found["first_token_s"]["p50"] for found in run_all(runs))
+
+        one, four = measured(1), measured(4)
+    words = f"{FIRST_PROMPT:,} tokens, {args.host_dtype}: {one:.2f} s on one host, {four:.2f} s on four"
+    lines.add("first", four / one, FIRST_TARGET, words, most=True)
+
+
+def paste(args: argparse.Namespace, lines: Lines) -> None:
+    """Let seven others generate while a long prompt is computed."""
+    for dtype in args.dtypes:
+        model = Model(SHAPES[args.shape], dtype, args.files)
+        context = str(PASTED + 1024)
+        options = ["--dtype", dtype, "-u", str(OTHERS + 1), "--context", context]
+        with Served(str(model.directory), *options) as served, ThreadPoolExecutor(OTHERS + 1) as pool:
+            gone = threading.Event()
+            others = [Stream() for _ in range(OTHERS)]
+            for number, stream in enumerate(others):
+                # Texts begin differently, so that nothing is shared.
+                body = {"prompt": [100 + number, *range(10, 25)], "max_tokens": 4000}
+                pool.submit(served.stream, body, stream, gone)
+            wait_for_tokens(others, WARM_TOKENS)
+            settled = time.perf_counter()
+            wait_for_tokens(others, WARM_TOKENS + PASTE_TOKENS)
+            pasted = served.stream({"prompt": list(range(3000, 3000 + PASTED)), "max_tokens": 1}, Stream())
+            gone.set()
+        if pasted.status != 200 or not pasted.moments:
+            raise SystemExit(f"streams: the pasted prompt was not answered: {pasted}")
+        usual = slow(others, settled, pasted.sent)
+        beside = slow(others, pasted.sent, pasted.moments[0])
+        words = (
+            f"others' tokens {1e3 * usual:.1f} -> {1e3 * beside:.1f} ms (95 %), its own after "
+            f"{pasted.moments[0] - pasted.sent:.1f} s"
         )
-        limits = StepLimits(context=context, rows=sequences + 256, sequences=sequences)
-        self.scheduler = StepScheduler(limits, CacheSize(sequences * -(-context // 32)))
-        self.times: dict[int, list[float]] = {}
-        """Times at which each sequence got its tokens."""
-
-    def add(self, sequence: int, prompt: Sequence[int], tokens: int) -> None:
-        """Add a sequence."""
-        self.scheduler.add(sequence, prompt, tokens)
-        self.times[sequence] = []
-
-    def step(self) -> bool:
-        """Execute the next step; return whether there was one."""
-        step = self.scheduler.next()
-        if step is None:
-            return False
-        drawn = self._drawn(step)
-        now = time.perf_counter()
-        for sequence in drawn:
-            self.times[sequence].append(now)
-        self.scheduler.finished(step.number, drawn)
-        return True
-
-    def _drawn(self, step: DecodingStep) -> dict[int, int]:
-        empty = np.zeros(0, np.int32)
-        rows = [
-            StepRows(part.position, len(part.tokens), np.array(part.pages, np.int32), empty)
-            for part in step.parts
-        ]
-        tokens = [token for part in step.parts for token in part.tokens]
-        places = [part.position + row for part in step.parts for row in range(len(part.tokens))]
-        payload: tuple[torch.Tensor, ...] = (self._decoder.ends.embed(tokens, places),)
-        for stage in self._decoder.stages:
-            payload = stage.step(rows, payload)
-        ends = np.cumsum([len(part.tokens) for part in step.parts]) - 1
-        scored = [
-            (int(end), part.sequence) for end, part in zip(ends, step.parts, strict=True) if part.scored
-        ]
-        if not scored:
-            return {}
-        scores = self._decoder.score(payload[0][[row for row, _ in scored]]).numpy()
-        return {sequence: int(one.argmax()) for (_, sequence), one in zip(scored, scores, strict=True)}
+        lines.add(f"paste, {PASTED:,} tokens, {dtype}", beside / usual, PASTE_TARGET, words, most=True)
 
 
-def words(count: int, seed: int) -> list[int]:
-    """Return random tokens."""
-    return [random.Random(seed).randrange(SHAPE.vocab) for _ in range(count)]
-
-
-def together(directory: Path, dtype: str, streams: int) -> float:
-    """Return the tokens a second of so many sequences, after their first tokens."""
-    host = Host(directory, dtype, 2, 256, streams)
-    rates = []
-    for turn in range(3):
-        for number in range(streams):
-            host.add(turn * streams + number, words(PROMPT, number), TOKENS)
-        while host.step():
-            pass
-        own = [host.times[turn * streams + number] for number in range(streams)]
-        rates.append(streams * (TOKENS - 1) / (max(map(max, own)) - max(times[0] for times in own)))
-    return statistics.median(rates)
-
-
-def paste(directory: Path, dtype: str) -> tuple[float, float, float]:
-    """Return 95 % times between tokens of seven sequences, alone and beside a prompt, and its seconds."""
-    host = Host(directory, dtype, 2, CONTEXT, 8)
-    for number in range(7):
-        host.add(number, words(PROMPT, number), CONTEXT - PROMPT)
-    while min(map(len, host.times.values())) < 60:
-        host.step()
-    began = time.perf_counter()
-    host.add(7, words(PASTED, 7), 1)
-    while not host.times[7]:
-        host.step()
-
-    def slow(first: float, last: float) -> float:
-        gaps = [
-            after - before
-            for number in range(7)
-            for before, after in zip(host.times[number], host.times[number][1:], strict=False)
-            if first <= before and after <= last
-        ]
-        return float(np.quantile(gaps, 0.95))
-
-    settled = host.times[0][10]
-    return slow(settled, began), slow(began, host.times[7][0]), host.times[7][0] - began
-
-
-def batched_bench(program: Path, gguf: Path, streams: int) -> float:
-    """Return the tokens a second that llama-batched-bench generates."""
-    size = str(streams * (PROMPT + TOKENS))
-    options = [
-        "-c",
-        size,
-        "-npp",
-        str(PROMPT),
-        "-ntg",
-        str(TOKENS),
-        "-npl",
-        str(streams),
-        "-t",
-        "2",
-        "-tb",
-        "2",
+def slow(streams: Sequence[Stream], since: float, until: float) -> float:
+    """Return the 95 % quantile of the times between tokens of an interval, in seconds."""
+    gaps = [
+        after - before
+        for stream in streams
+        for before, after in pairwise(stream.moments)
+        if since <= before and after <= until
     ]
-    command = [str(program), "-m", str(gguf), *options, "--output-format", "jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return float(found[-1]["speed_tg"])
+    return float(np.quantile(gaps, 0.95))
 
 
-class Served:
-    """A server in a process of its own, as long as the body of a ``with`` statement."""
-
-    def __enter__(self) -> Served:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [
-            sys.executable,
-            "-m",
-            "pipeedge",
-            "run",
-            "0",
-            "1",
-            "-m",
-            PUZZLES,
-            "--serve",
-            str(self.port),
-        ]
-        self.process = subprocess.Popen([*command, "--quiet"], stderr=subprocess.PIPE, text=True)
-        lines = iter(self.process.stderr or ())
-        if not any("answers at" in line for line in lines):
-            raise SystemExit("the server has ended")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.process.terminate()
-        self.process.wait(LIMIT_S)
-
-    def post(self, body: Mapping[str, Any], *, leaves: bool = False) -> tuple[int, Any]:
-        """Send a request; return the status and the answer, or leave in the middle of it."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        try:
-            content = json.dumps(body).encode()
-            connection.request("POST", "/v1/chat/completions", content, {"content-type": "application/json"})
-            reply = connection.getresponse()
-            return reply.status, None if leaves else json.loads(reply.read())
-        finally:
-            connection.close()
-
-    def figures(self) -> dict[str, float]:
-        """Return the figures of the server, its memory in MB and its threads."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
-        found = {
-            name: float(value) for name, value in re.findall(r"^pipeedge_(\w+) (\S+)$", text, re.MULTILINE)
-        }
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        for name, key, unit in (("memory", "VmRSS", 1024), ("threads", "Threads", 1)):
-            found[name] = int(re.findall(rf"^{key}:\s+(\d+)", status, re.MULTILINE)[0]) / unit
-        return found
+def wait_for_tokens(streams: Sequence[Stream], tokens: int, limit_s: float = 200) -> None:
+    """Wait until every stream has so many tokens."""
+    deadline = time.monotonic() + limit_s
+    while min(len(stream.moments) for stream in streams) < tokens:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"streams: not {tokens} tokens within {limit_s:g} s")
+        time.sleep(0.05)
 
 
-def requests(count: int) -> None:
+def alone(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare one request at a time over HTTP with a run of the same prompts."""
+    firsts, gaps = [], []
+    asked = [f"What is {number} + {number + 1}? " for number in range(10, 50)]
+    for _ in range(args.rounds):
+        run = Run(PUZZLES, "float32", [Board(threads=2)], asked, 1, ALONE_TOKENS)
+        (own,) = run_all({args.scratch / "alone": run})
+        with Served(PUZZLES, "-u", "1") as served:
+            connection = served.connect()
+            streams = []
+            for prompt in asked:
+                body = {"prompt": prompt, "max_tokens": ALONE_TOKENS}
+                streams.append(served.stream(body, Stream(), connection=connection))
+        if any(stream.status != 200 or len(stream.moments) < 2 for stream in streams):
+            raise SystemExit(f"streams: a lone request was not answered: {streams[0]}")
+        # Some tokens have no text and so no event; the first and the end have one.
+        each = [(one.moments[-1] - one.moments[0]) / (ALONE_TOKENS - 1) for one in streams]
+        began = [one.moments[0] - one.sent for one in streams]
+        for what, found, below, kept in (
+            ("to the first token", began, own["first_token_s"]["p50"], firsts),
+            ("a token", each, own["between_tokens_s"]["p50"], gaps),
+        ):
+            kept.append(statistics.median(found) - below)
+            print(f"alone: {1e3 * statistics.median(found):.2f} ms {what}, own {1e3 * below:.2f}", flush=True)
+    for what, found, target in zip(
+        ("to the first token", "a token"), (firsts, gaps), ALONE_TARGETS_S, strict=True
+    ):
+        above = statistics.median(found)
+        lines.add(f"alone, ms {what} above the pipeline's own", 1e3 * above, 1e3 * target, PUZZLES, most=True)
+
+
+def requests(args: argparse.Namespace, lines: Lines) -> None:
     """Send requests from 16 threads, and print what came of them."""
     source = random.Random(1)
     questions = [f"What is {source.randrange(90)} + {source.randrange(90)}?" for _ in range(60)]
@@ -242,9 +278,9 @@ def requests(count: int) -> None:
     def text(found: Any) -> str:
         return str(found["choices"][0]["message"]["content"])
 
-    with Served() as served:
+    with Served(PUZZLES) as served:
         wanted = {(one, size): text(served.post(body(one, size))[1]) for one in questions for size in lengths}
-        before, wrong, lock = served.figures(), 0, threading.Lock()
+        wrong, lock = 0, threading.Lock()
         keys = list(wanted)
 
         def ask(number: int) -> None:
@@ -261,16 +297,27 @@ def requests(count: int) -> None:
             with lock:
                 wrong += bad
 
-        began = time.perf_counter()
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(ask, range(count)))
-        took = time.perf_counter() - began
+            list(pool.map(ask, range(args.warm_requests)))
+            time.sleep(1)
+            before = served.figures()
+            began = time.perf_counter()
+            list(pool.map(ask, range(args.requests)))
+            took = time.perf_counter() - began
         time.sleep(1)
         after = served.figures()
     tokens = after["completion_tokens_total"] - before["completion_tokens_total"]
-    print(f"requests: {count:,} in {took:.1f} s, {tokens / took:,.0f} tokens/s, {wrong} wrong answers")
+    words = f"{args.requests:,} in {took:.1f} s, {tokens / took:,.0f} tokens/s; wrong answers"
+    lines.add("requests", wrong, 0, words, most=True)
     for name in ("cache_pages_free", "sequences_running", "threads", "memory"):
-        print(f"  {name}: {before[name]:,.0f} before, {after[name]:,.0f} after")
+        print(f"  {name}: {before[name]:,.0f} before, {after[name]:,.0f} after", flush=True)
+    lines.add("requests", after["threads"] - before["threads"], 0, "threads more than before", most=True)
+    lines.add("requests", before["cache_pages_free"] - after["cache_pages_free"], 0, "pages lost", most=True)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Lines], None]] = {
+    part.__name__: part for part in (together, workers, hosts, first, paste, alone, requests)
+}
 
 
 def main() -> None:
@@ -278,45 +325,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", nargs="+", choices=("together", "paste", "requests"), default=None)
-    parser.add_argument("--dtype", nargs="+", choices=tuple(GGUF_TYPES), default=list(GGUF_TYPES))
-    parser.add_argument("--streams", nargs="+", type=int, default=[8, 16])
+    parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=list(PARTS))
+    parser.add_argument("--dtypes", nargs="+", choices=("bfloat16", "int8"), default=["bfloat16", "int8"])
+    parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", nargs="+", type=int, default=[8, 16], help="answers of together")
+    parser.add_argument("--cpu", type=float, default=0.45, help="part of a core of an emulated host")
+    parser.add_argument("--bw-mbps", type=float, default=1000, help="rate of its link")
+    parser.add_argument("--host-streams", type=int, default=64, help="answers of hosts")
+    parser.add_argument("--host-tokens", type=int, default=40, help="tokens of each")
+    parser.add_argument("--host-dtype", choices=("bfloat16", "int8"), default="int8")
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--files", type=Path, help="directory of weights (a new one each time)")
-    parser.add_argument(
-        "--llama-cpp", type=Path, help="directory with llama-batched-bench and llama-quantize"
-    )
-    options = parser.parse_args()
-    parts = options.part or ["together", "paste", "requests"]
-    if "requests" in parts:
-        requests(options.requests)
-    if set(parts) == {"requests"}:
-        return
+    parser.add_argument("--warm-requests", type=int, default=500, help="requests before the count begins")
+    parser.add_argument("--files", type=Path, metavar="DIR", help="where weights are kept from run to run")
+    parser.add_argument("--llama-cpp", type=Path, metavar="DIR", help="where llama.cpp was built")
+    args = parser.parse_args()
+    if args.llama_cpp is not None:
+        args.llama_cpp = args.llama_cpp / "bin"
+        if not (args.llama_cpp / "llama-batched-bench").exists():
+            sys.exit(f"streams: no llama-batched-bench in {args.llama_cpp}")
+    lines = Lines()
     with tempfile.TemporaryDirectory() as scratch:
-        files = options.files or Path(scratch)
-        directory = files / SHAPE.name
-        write_directory(SHAPE, directory)
-        for dtype in options.dtype:
-            gguf = files / f"{SHAPE.name}.{GGUF_TYPES[dtype]}.gguf"
-            if options.llama_cpp is not None and not gguf.exists():
-                whole = files / f"{SHAPE.name}.float32.gguf"
-                write_gguf(SHAPE, whole)
-                quantise = [options.llama_cpp / "llama-quantize", whole, gguf, GGUF_TYPES[dtype]]
-                subprocess.run(quantise, check=True, capture_output=True, timeout=LIMIT_S)
-            for streams in options.streams if "together" in parts else ():
-                ours = together(directory, dtype, streams)
-                line = f"{streams} streams, {dtype}: {ours:.1f} tokens/s"
-                if options.llama_cpp is not None:
-                    theirs = batched_bench(options.llama_cpp / "llama-batched-bench", gguf, streams)
-                    line += f", llama.cpp {theirs:.1f}: {ours / theirs:.2f} x"
-                print(line, flush=True)
-            if "paste" in parts:
-                usual, beside, took = paste(directory, dtype)
-                print(
-                    f"{PASTED:,} tokens pasted, {dtype}: others' tokens {1e3 * usual:.1f} -> "
-                    f"{1e3 * beside:.1f} ms (95 %), {beside / usual:.2f} x; its own after {took:.1f} s",
-                    flush=True,
-                )
+        args.scratch = Path(scratch)
+        args.files = (args.files or args.scratch / "files").resolve()
+        for part in args.part:
+            PARTS[part](args, lines)
+    sys.exit(0 if lines.reached else 1)
 
 
 if __name__ == "__main__":
