@@ -1,7 +1,7 @@
 """Measure at the start of a run how long steps take, before there is anything to answer. Pure.
 
     one row, eight rows, 32 rows: each alone     ──> seconds by rows
-    eight rows far from the beginning            ──> additional cost of attention
+    eight rows, 32 rows far from the beginning   ──> additional cost of attention
     one row, several steps one behind the other  ──> part of a step's time that the slowest place takes
 
 Each step alone is measured twice, and the shorter time counts, as something may have disturbed the other.
@@ -26,7 +26,7 @@ _LONE_ROWS = (1, 8, 32)
 """Rows of the steps that are measured alone."""
 _TIMES = 2
 """How often each of them is measured."""
-_FAR_ROWS = 8
+_FAR_ROWS = (8, 32)
 _FAR = 2048
 """Position of rows far from the beginning, if the context is as long."""
 _BURST_LAPS = 2
@@ -62,9 +62,11 @@ def trial_steps(rows: int, context: int, groups: int) -> list[TrialStep]:
         groups: Most steps in flight.
     """
     lone = [TrialStep(count) for count in _LONE_ROWS if count <= min(rows, context)]
-    far = min(_FAR, context - _FAR_ROWS)
-    if far > _FAR_ROWS and rows >= _FAR_ROWS:
-        lone.append(TrialStep(_FAR_ROWS, far))
+    lone += [
+        TrialStep(count, min(_FAR, context - count))
+        for count in _FAR_ROWS
+        if count <= min(rows, context // 2)
+    ]
     burst = [TrialStep(1, alone=False)] * (_BURST_LAPS * groups if groups > 1 else 0)
     return [step for step in lone for _ in range(_TIMES)] + burst
 
@@ -108,11 +110,12 @@ class MeasuredSteps:
     def attention(self) -> float | None:
         """Additional cost of a row for each position in front of it, in rows; None if it was not measured."""
         times = self.times
-        far = next(((step, seconds) for step, seconds in self.lone.items() if step.position), None)
-        if times is None or far is None:
+        far = [step for step in self.lone if step.position]
+        if times is None or not far:
             return None
-        step, seconds = far
-        more = times.cost_within(seconds) - step.rows
+        # Reading the weights hides what few rows cost.
+        step = max(far, key=lambda step: step.rows)
+        more = times.cost_within(self.lone[step]) - step.rows
         return max(0.0, more) / (step.rows * (step.position + (step.rows - 1) / 2))
 
     @property

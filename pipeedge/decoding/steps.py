@@ -71,7 +71,7 @@ class StepLimits:
     """Most rows of a step, at least 2, and so most tokens of a chunk of a prompt."""
     sequences: int = 64
     """Most sequences that run at a time."""
-    slowdown: float = 1.5
+    slowdown: float = 1.4
     """Most that a chunk of a prompt may lengthen a step while others generate, as a factor; infinity where
     nobody waits for single tokens.
     """

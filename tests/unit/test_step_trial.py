@@ -51,7 +51,7 @@ def test_times_attention_and_the_slowest_place_are_found() -> None:
     assert [found.times.of(rows) for rows in (1, 8, 32)] == pytest.approx([0.023, 0.023, 0.069], rel=0.05)
     assert found.bottleneck == pytest.approx(0.01 / 0.023, rel=0.01)
     assert found.places == pytest.approx(2.3, rel=0.01)
-    assert found.attention == pytest.approx(1e-3, rel=0.35)  # eight rows are hidden by reading the weights
+    assert found.attention == pytest.approx(1e-3, rel=0.1)
 
 
 def test_a_slow_device_measures_no_long_steps() -> None:
