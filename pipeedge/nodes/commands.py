@@ -48,6 +48,7 @@ from pipeedge.nodes.shown import answer_lines, bar, show_state, state_page
 from pipeedge.nodes.talk import Talk
 from pipeedge.request.environment import Environment
 from pipeedge.transport.authority import Authority, read_removals
+from pipeedge.transport.dialling import NotAMemberError
 from pipeedge.transport.membership import Membership
 
 __all__ = ["ask_main", "down_main", "join_main", "members_main", "status_main", "up_main"]
@@ -102,6 +103,8 @@ def _join(argv: list[str], environment: Environment) -> None:
 def _called(request: ClientRequest, key: Membership) -> Talk:
     try:
         return call(request.place, key)
+    except NotAMemberError as error:
+        raise NotAMemberError(f"{error}: name the key of that cluster with --key, or join it") from error
     except PeerFailedError as error:
         host = request.place[0]
         where = "on this machine" if host in ("127.0.0.1", "localhost", "::1") else f"on {host}"
