@@ -59,8 +59,8 @@ _GROUPED_BYTES: Mapping[torch.dtype, float] = MappingProxyType(
         INT4: 0.5 + 3 / 32,  # a scale and a zero
     }
 )
-_BLOCKS_IN_INT8 = "neon"
-"""Where native code computes all of a block in int8, with norms and attention, from bfloat16 to bfloat16."""
+_BLOCKS_IN_CODES = "neon"
+"""Where native code computes all of a block in int8 or int4, with norms and attention, from bfloat16 to bfloat16."""
 
 
 def find_dtype(name: str) -> torch.dtype:
@@ -108,7 +108,7 @@ def slow_here(
     if device.type != "cpu" or dtype is torch.float32:
         return None
     here = _capabilities() if capabilities is None else capabilities
-    if not here or (dtype is torch.int8 and here.get(_BLOCKS_IN_INT8)):
+    if not here or (dtype in (torch.int8, INT4) and here.get(_BLOCKS_IN_CODES)):
         return None
     for needed in dict.fromkeys((dtype, stream_dtype(dtype))):
         known = _INSTRUCTIONS[needed]

@@ -24,28 +24,32 @@ constexpr size_t kTileRows = 2;
 /// vpmaddubsw needs one factor without sign and adds two products in 16 bits: |x| and w with the sign of x, of at most
 /// 127 each, cannot overflow it. The codes are made signed, so the sums begin with 0.
 struct SignedQuads {
-  static int32_t start(int32_t) { return 0; }
-  static void add(int32_t four, const Ints* columns, Ints* totals) {
-    const __m256i zero = _mm256_set1_epi8(static_cast<char>(kZero));
-    const __m256i x = _mm256_set1_epi32(four), size = _mm256_abs_epi8(x), ones = _mm256_set1_epi16(1);
-#pragma GCC unroll 4
-    for (size_t v = 0; v < kVectors; ++v) {
-      const __m256i w = _mm256_xor_si256(reinterpret_cast<__m256i>(columns[v]), zero);
-      const __m256i pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(w, x));
-      totals[v] += reinterpret_cast<Ints>(_mm256_madd_epi16(pairs, ones));
-    }
+  using Sums = Ints;
+  struct Codes {
+    __m256i all, sizes;
+  };
+  static Ints begin(int32_t) { return Ints{}; }
+  static Codes spread(int32_t four) {
+    const __m256i all = _mm256_set1_epi32(four);
+    return {all, _mm256_abs_epi8(all)};
   }
+  static void add(const Codes& x, Ints columns, Ints& sums) {
+    const __m256i zero = _mm256_set1_epi8(static_cast<char>(kZero)), ones = _mm256_set1_epi16(1);
+    const __m256i w = _mm256_xor_si256(reinterpret_cast<__m256i>(columns), zero);
+    const __m256i pairs = _mm256_maddubs_epi16(x.sizes, _mm256_sign_epi8(w, x.all));
+    sums += reinterpret_cast<Ints>(_mm256_madd_epi16(pairs, ones));
+  }
+  static Ints total(Ints sums) { return sums; }
 };
 
 /// All products of a group, of at most 15 * 127 each, are added in 16 bits: 16 of them in a lane are below 2^15.
 struct ShortQuads {
   using Sums = __m256i;
-  static void add(int32_t four, const Ints* columns, Sums* totals) {
-    const __m256i x = _mm256_set1_epi32(four);
-#pragma GCC unroll 4
-    for (size_t v = 0; v < kVectors; ++v) {
-      totals[v] = _mm256_add_epi16(totals[v], _mm256_maddubs_epi16(reinterpret_cast<__m256i>(columns[v]), x));
-    }
+  using Codes = __m256i;
+  static Sums begin(int32_t) { return _mm256_setzero_si256(); }
+  static Codes spread(int32_t four) { return _mm256_set1_epi32(four); }
+  static void add(const Codes& x, Ints columns, Sums& sums) {
+    sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(reinterpret_cast<__m256i>(columns), x));
   }
   static Ints total(Sums sums) { return reinterpret_cast<Ints>(_mm256_madd_epi16(sums, _mm256_set1_epi16(1))); }
 };

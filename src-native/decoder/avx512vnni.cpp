@@ -7,26 +7,20 @@ namespace {
 constexpr size_t kTileRows = 6;
 
 struct VnniQuads {
-  static int32_t start(int32_t start) { return start; }
-  static void add(int32_t four, const Ints* columns, Ints* totals) {
-    const __m512i x = _mm512_set1_epi32(four);
-#pragma GCC unroll 2
-    for (size_t v = 0; v < kVectors; ++v) {
-      totals[v] = reinterpret_cast<Ints>(
-          _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(totals[v]), reinterpret_cast<__m512i>(columns[v]), x));
-    }
-  }
-};
-
-/// The sums of codes of 4 bits need no start.
-struct NibbleQuads : VnniQuads {
   using Sums = Ints;
+  using Codes = __m512i;
+  static Ints begin(int32_t start) { return Ints{} + start; }
+  static Codes spread(int32_t four) { return _mm512_set1_epi32(four); }
+  static void add(const Codes& x, Ints columns, Ints& sums) {
+    sums = reinterpret_cast<Ints>(
+        _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(columns), x));
+  }
   static Ints total(Ints sums) { return sums; }
 };
 
 }  // namespace
 
-const Product kNibblesAvx512 = {kTileRows, multiply_rows<NibbleProduct<NibbleQuads>, kTileRows>};
+const Product kNibblesAvx512 = {kTileRows, multiply_rows<NibbleProduct<VnniQuads>, kTileRows>};
 const Product kCodesAvx512 = {kTileRows, multiply_rows<CodeProduct<VnniQuads>, kTileRows>};
 
 }  // namespace pipeedge::decoder

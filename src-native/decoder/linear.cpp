@@ -17,6 +17,7 @@
 #endif
 
 #include "../parallel/in_threads.hpp"
+#include "../processor/features.hpp"
 #include "variants.hpp"
 
 namespace pipeedge::decoder {
@@ -153,6 +154,26 @@ std::vector<Variant> find_variants() {
     found.push_back(kAvx512);
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(kAvx2);
+#endif
+#ifdef PIPEEDGE_DECODER_ARM
+  // Each has the products of the one before it, unless it has better ones.
+  const processor::ArmFeatures here = processor::arm_features();
+  found.push_back(kNeon);
+  const auto add = [&](const char* name, Type type, const Product& product) {
+    if (found.front().name != std::string(name)) found.insert(found.begin(), found.front());
+    found.front().name = name;
+    found.front().products[static_cast<int>(type)] = product;
+  };
+  if (here.dot_products) {
+    add("neondot", Type::kInt8, kCodesNeonDot);
+    add("neondot", Type::kInt4, kNibblesNeonDot);
+  }
+#ifdef PIPEEDGE_ARM_I8MM
+  if (here.matrices8) add("neoni8mm", Type::kInt8, kCodesNeonI8mm);
+#endif
+#ifdef PIPEEDGE_ARM_BF16
+  if (here.bfloat16) add("neonbf16", Type::kBfloat16, kHalvesNeon);
+#endif
 #endif
   found.push_back(kPortable);
   return found;

@@ -18,23 +18,19 @@ namespace {
 
 constexpr size_t kTileRows = 2;
 
-/// Products of four codes, for each column.
 struct PortableQuads {
-  static int32_t start(int32_t start) { return start; }
-  static void add(int32_t four, const Ints* columns, Ints* totals) {
+  using Sums = Ints;
+  using Codes = int32_t;
+  static Ints begin(int32_t start) { return Ints{} + start; }
+  static Codes spread(int32_t four) { return four; }
+  static void add(Codes four, Ints columns, Ints& sums) {
     int8_t x[kUnit];
     memcpy(x, &four, sizeof x);
-    for (size_t v = 0; v < kVectors; ++v) {
-      const Bits codes = reinterpret_cast<Bits>(columns[v]);
-      for (size_t i = 0; i < kUnit; ++i) {
-        totals[v] += reinterpret_cast<Ints>((codes >> static_cast<uint32_t>(8 * i)) & 0xffU) * x[i];
-      }
+    const Bits codes = reinterpret_cast<Bits>(columns);
+    for (size_t i = 0; i < kUnit; ++i) {
+      sums += reinterpret_cast<Ints>((codes >> static_cast<uint32_t>(8 * i)) & 0xffU) * x[i];
     }
   }
-};
-
-struct PortableNibbles : PortableQuads {
-  using Sums = Ints;
   static Ints total(Ints sums) { return sums; }
 };
 
@@ -44,7 +40,7 @@ const Variant kPortable = {"portable",
                            {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
                             {kTileRows, multiply_rows<HalfProduct, kTileRows>},
                             {kTileRows, multiply_rows<CodeProduct<PortableQuads>, kTileRows>},
-                            {kTileRows, multiply_rows<NibbleProduct<PortableNibbles>, kTileRows>}},
+                            {kTileRows, multiply_rows<NibbleProduct<PortableQuads>, kTileRows>}},
                            normalise,
                            narrow,
                            round,

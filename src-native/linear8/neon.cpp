@@ -4,7 +4,7 @@ namespace pipeedge::linear8 {
 namespace {
 
 /// Products of 8 bits have 16; two of at most 127 * 127 each fit, and are added to the sums in pairs.
-struct Neon : OneRow {
+struct Neon : OneRow<Neon> {
   static constexpr size_t kDepth = 2;
   static constexpr size_t kTileGroups = 4;
 
@@ -29,18 +29,10 @@ struct Neon : OneRow {
       }
     }
   }
-
-  template <size_t kGroups>
-  static void multiply_add(int32x4_t (*total)[kHalf / 4], const int8x16_t* x, const int8_t* weights) {
-    multiply_part<kGroups, 0>(total, x, weights);
-    multiply_part<kGroups, 1>(total, x, weights);
-    multiply_part<kGroups, 2>(total, x, weights);
-    multiply_part<kGroups, 3>(total, x, weights);
-  }
 };
 
 }  // namespace
 
-const Variant kNeon = {"neon", Neon::kTileGroups, Neon::kDepth, kStep, multiply<Neon>, quantise, finish};
+const Variant kNeon = variant_of<Neon>("neon");
 
 }  // namespace pipeedge::linear8

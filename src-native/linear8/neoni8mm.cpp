@@ -55,10 +55,8 @@ struct NeonI8mm {
   }
 };
 
-constexpr size_t kTileRows = NeonI8mm::kTileGroups * NeonI8mm::kGroupRows;
-
 }  // namespace
 
-const Variant kNeonI8mm = {"neoni8mm", kTileRows, NeonI8mm::kDepth, kStep, multiply<NeonI8mm>, quantise, finish};
+const Variant kNeonI8mm = variant_of<NeonI8mm>("neoni8mm");
 
 }  // namespace pipeedge::linear8

@@ -14,16 +14,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+import pip
 import pytest
+from decoder_cases import CASES as DECODERS
 from places import ROOT
 from ports import free_port
 from processes import environment
 from waiting import until
+
+from pipeedge.models.decoder import find_decoder
 
 PREPARED = os.environ.get("PIPEEDGE_ARM")
 pytestmark = pytest.mark.skipif(
@@ -35,6 +40,7 @@ LIMIT_S = 900.0
 """An emulated rank takes ten times as long to start."""
 PROCESSORS = ("max", "cortex-a72", "cortex-a76")
 FAMILIES = ("vit", "deit", "bert", "mpnet", "albert", "dinov2", "modernbert", "dinov3")
+TEXTS = ("llama3", "qwen3", "gemma2", "phi3")
 TOLERANCES = {"float32": 1e-5, "int8": 0.1, "bfloat16": 0.05}
 
 
@@ -78,10 +84,13 @@ def digests(folder: Path) -> Mapping[str, str]:
 
 
 @pytest.mark.parametrize("cpu", PROCESSORS)
-def test_layers_in_8_bits_and_codes_are_those_of_x86_to_the_bit(
+def test_products_and_codes_are_those_of_x86_to_the_bit(
     folder: Path, digests: Mapping[str, str], cpu: str
 ) -> None:
-    """Three thousand random shapes for each instruction set that the processor has."""
+    """Three thousand random shapes for each instruction set that the processor has, and each number type.
+
+    Rows of decoders' products have the same bits alone.
+    """
     compute(True, "kernels", 3000, folder / f"{cpu}.json", cpu=cpu)
     found = json.loads((folder / f"{cpu}.json").read_text())
     layers = {
@@ -89,11 +98,12 @@ def test_layers_in_8_bits_and_codes_are_those_of_x86_to_the_bit(
         "cortex-a72": {"neon"},
         "cortex-a76": {"neondot", "neon"},
     }
+    decoders = layers[cpu] | ({"neonbf16"} if cpu == "max" else set())
     assert {name.split()[1] for name in found if name.startswith("layer")} == layers[cpu]
+    assert {name.split()[1] for name in found if name.startswith("score4")} == decoders
     assert {"codes neon", "codes portable"} <= found.keys()
-    for kind in ("layer", "codes"):
-        both = {value for name, value in {**digests, **found}.items() if name.startswith(kind)}
-        both |= {value for name, value in digests.items() if name.startswith(kind)}
+    for kind in ("layer", "codes", "score4", "score8", "score16", "score32"):
+        both = {value for each in (digests, found) for name, value in each.items() if name.split()[0] == kind}
         assert len(both) == 1, (digests, found)
 
 
@@ -125,6 +135,22 @@ def test_models_give_the_results_of_x86(folder: Path, model_dirs: dict[str, Path
         np.testing.assert_allclose(there[name], here[name], rtol=tolerance, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
+def test_decoders_give_the_scores_of_x86(folder: Path, cpu: str) -> None:
+    """In float32 to rounding. Others differ by what their attention rounds to bfloat16."""
+    models = folder / "texts"
+    if not models.exists():
+        for name in TEXTS:
+            DECODERS[name].save(models / name)
+        compute(False, "texts", models, folder / "x86-texts.npz")
+    compute(True, "texts", models, folder / f"{cpu}-texts.npz", cpu=cpu)
+    here, there = np.load(folder / "x86-texts.npz"), np.load(folder / f"{cpu}-texts.npz")
+    assert len(here.files) == 4 * len(TEXTS)
+    for name in here.files:
+        tolerance = TOLERANCES.get(name.split()[1], 0.1) * np.abs(here[name]).max()
+        np.testing.assert_allclose(there[name], here[name], rtol=0, atol=tolerance, err_msg=name)
+
+
 class Mixed:
     """Ranks of both kinds in one run.
 
@@ -132,16 +158,23 @@ class Mixed:
         folder: Where they run.
         kinds: Kind of each rank: x86, or arm.
         options: Options of all ranks.
+        own: Options of the data rank.
         stack: Ends those that are left.
     """
 
-    def __init__(self, folder: Path, kinds: str, options: tuple[object, ...], stack: ExitStack) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kinds: str,
+        options: tuple[object, ...],
+        own: tuple[object, ...],
+        stack: ExitStack,
+    ) -> None:
         self.folder = folder
         size, port = len(kinds.split()), free_port()
         self.processes = []
         for rank, kind in enumerate(kinds.split()):
-            own = ("--output", "out.npz", "--input", folder / "in.npz") if rank == 0 else ()
-            words = (ROOT / "runtime.py", rank, size, "-m", "vit-digits", "--port", port, *options, *own)
+            words = (ROOT / "runtime.py", rank, size, "--port", port, *options, *(own if rank == 0 else ()))
             with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as err:
                 process = subprocess.Popen(
                     [*command(kind == "arm"), *map(str, words)],
@@ -171,8 +204,9 @@ def mixed(folder: Path, kinds: str, *options: object, items: int) -> Iterator[Mi
     """Start ranks of both kinds, and end those that are left."""
     pixels = np.random.default_rng(3).integers(-64, 64, (items, 1, 8, 8)) / 64
     np.savez(folder / "in.npz", pixel_values=pixels.astype(np.float32))
+    own = ("--output", "out.npz", "--input", folder / "in.npz")
     with ExitStack() as stack:
-        yield Mixed(folder, kinds, ("--timeout", 300, *options), stack)
+        yield Mixed(folder, kinds, ("-m", "vit-digits", "--timeout", 300, *options), own, stack)
 
 
 def alone(folder: Path) -> np.ndarray:
@@ -213,3 +247,51 @@ def rows(folder: Path) -> int:
     """Return the bytes of the unfinished output."""
     part = folder / "out.npz.part"
     return part.stat().st_size if part.exists() else 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+def test_a_decoder_over_both_kinds_writes_the_text_of_one_machine(tmp_path: Path, dtype: str) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Sort 5 2 9 1.\nWhat is 1 + 2?\n")
+    options = ("-m", "llama-puzzles", "-c", "tcp", "--dtype", dtype, "--timeout", 300)
+    own = ("--input", prompts, "--greedy", "--max-tokens", 12, "--output")
+    layers = find_decoder("llama-puzzles").n_layers
+    with ExitStack() as stack:
+        cuts = ("-pt", f"1,{layers // 2},{layers // 2 + 1},{layers}")
+        ranks = Mixed(tmp_path, "x86 arm", (*options, *cuts), (*own, "out.jsonl"), stack)
+        assert ranks.ended(0, 1) == [0, 0], ranks.said(0)
+    words = (ROOT / "runtime.py", 0, 1, *options, *own, "alone.jsonl")
+    subprocess.run([*command(False), *map(str, words)], cwd=tmp_path, env=variables(False), check=True)
+    found, expected = (text_rows(tmp_path / name) for name in ("out.jsonl", "alone.jsonl"))
+    assert len(found) == 2
+    assert found == expected
+
+
+def text_rows(path: Path) -> list[str]:
+    """Return the texts of an output."""
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def test_setup_brings_no_cuda_to_a_board(tmp_path: Path) -> None:
+    """pip, on the emulated machine, chooses the packages of ``make setup``, and downloads nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    own = f"{project['name']}["
+    wanted = [*project["dependencies"], *extras["runtime"], *extras["plot"], *extras["dev"]]
+    (tmp_path / "wanted.txt").write_text("\n".join(line for line in wanted if not line.startswith(own)))
+    report = tmp_path / "report.json"
+    options = ("--dry-run", "--ignore-installed", "--only-binary=:all:", "-qq", "--report", report)
+    files = ("-c", ROOT / "constraints.txt", "-r", tmp_path / "wanted.txt")
+    words = (Path(pip.__file__).parent, "install", "--disable-pip-version-check", *options, *files)
+    ended = subprocess.run(
+        [*command(True), *map(str, words)],
+        env={**variables(True), "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    chosen = {each["metadata"]["name"].lower() for each in json.loads(report.read_text())["install"]}
+    assert {"torch", "numpy", "transformers"} <= chosen
+    assert not {name for name in chosen if re.match("nvidia|cuda|triton", name)}

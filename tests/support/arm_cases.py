@@ -3,6 +3,7 @@
     arm_cases.py kernels COUNT OUT.json       digests of integers and codes by instruction set
     arm_cases.py attention COUNT OUT.npz      attention of small shapes
     arm_cases.py families FOLDER OUT.npz      outputs of the models in the folders of FOLDER, by number type
+    arm_cases.py texts FOLDER OUT.npz         scores by the decoders in the folders of FOLDER, by number type
 
 What is random comes from numpy's generator of bits, which gives the same on every machine.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,10 @@ from numpy.random import Generator
 
 from pipeedge import _native as native
 from pipeedge.base.schedule import BIT_WIDTHS
+from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models import find_model
-from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.decoder import DECODER_DTYPES, find_decoder
+from pipeedge.models.dtypes import dtype_name, find_dtype
 
 
 def halves(random: Generator, *shape: int) -> np.ndarray:
@@ -74,11 +78,45 @@ def codes(random: Generator, variant: str | None) -> bytes:
     return encoded.tobytes() + ranges.tobytes() + decoded.tobytes()
 
 
+def score(random: Generator, variant: str | None, weights: str) -> bytes:
+    """Return the scores of some rows by a head of a decoder, each of which has the same bits alone."""
+    rows, inputs, outputs = (int(random.integers(1, most)) for most in (30, 100, 70))
+    head = native.DecoderHead(
+        weights=weights,
+        stream="float32",
+        hidden=inputs,
+        tokens=outputs,
+        norm_centred=bool(random.integers(2)),
+        eps=1e-6,
+        scale=0.5,
+        cap=float(random.choice([0.0, 30.0])),
+    )
+    head.fill("weight", 0, floats(random, outputs, inputs))
+    if random.integers(2):
+        head.fill("norm", 0, floats(random, inputs))
+    hidden, scores = floats(random, rows, inputs), np.empty((rows, outputs), np.float32)
+    head.score(hidden, scores, threads=1, variant=variant)
+    row, alone = int(random.integers(rows)), np.empty((1, outputs), np.float32)
+    head.score(hidden[row : row + 1].copy(), alone, threads=1, variant=variant)
+    if alone.tobytes() != scores[row].tobytes():
+        raise AssertionError(f"{variant}, {weights}: row {row} of {rows}x{inputs}x{outputs} differs alone")
+    return scores.tobytes()
+
+
 def kernels(count: int) -> dict[str, str]:
     """Return a digest of ``count`` cases for each kernel and instruction set of this processor."""
     found = {}
-    products = native.linear8_variants()[:-1]
-    for name, case, variants in (("layer", layer, products), ("codes", codes, native.codec_variants())):
+    products, decoders = native.linear8_variants()[:-1], native.decoder_variants()[:-1]
+    # Instructions for products of bfloat16 round in their own ways.
+    widening = [name for name in decoders if name not in ("amxbf16", "avx512bf16", "neonbf16")]
+    for name, case, variants in (
+        ("layer", layer, products),
+        ("codes", codes, native.codec_variants()),
+        ("score4", partial(score, weights="int4"), decoders),
+        ("score8", partial(score, weights="int8"), decoders),
+        ("score16", partial(score, weights="bfloat16"), widening),
+        ("score32", partial(score, weights="float32"), decoders),
+    ):
         for variant in variants:
             random, digest = np.random.default_rng(5), hashlib.sha256()
             for _ in range(count):
@@ -140,6 +178,20 @@ def families(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def texts(folder: Path) -> dict[str, np.ndarray]:
+    """Return the scores of a text in chunks by each decoder in ``folder``, in each number type."""
+    found = {}
+    for directory in sorted(folder.iterdir()):
+        model = find_decoder(directory)
+        tokens = np.random.default_rng(9).integers(2, model.config.vocab, 70).tolist()
+        for dtype in DECODER_DTYPES:
+            decoder = LocalDecoder(model, dtype, context=len(tokens), threads=1)
+            lists = decoder.begin()
+            hidden = [decoder.step([(lists, at, tokens[at : at + 33])]) for at in range(0, len(tokens), 33)]
+            found[f"{directory.name} {dtype_name(dtype)}"] = decoder.score(torch.cat(hidden)).numpy()
+    return found
+
+
 def main() -> None:
     """Compute the cases that the arguments name."""
     what, of, target = sys.argv[1:]
@@ -147,7 +199,8 @@ def main() -> None:
     if what == "kernels":
         Path(target).write_text(json.dumps(kernels(int(of))))
     else:
-        np.savez(target, **(attention(int(of)) if what == "attention" else families(Path(of))))
+        compute = {"attention": lambda: attention(int(of)), "families": lambda: families(Path(of))}
+        np.savez(target, **compute.get(what, lambda: texts(Path(of)))())
 
 
 if __name__ == "__main__":
