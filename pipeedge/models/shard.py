@@ -20,7 +20,7 @@ Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -129,12 +129,13 @@ class Shard(nn.Module):
         packed = sum(layer.inputs * layer.outputs for _, layer in self.packed_layers())
         return packed + sum(parameter.numel() for parameter in self.parameters())
 
-    def forward(self, payload: Payload) -> Payload:
+    def forward(self, payload: Payload, after_layer: Callable[[], None] | None = None) -> Payload:
         """Compute the payload of the cut after this shard from the payload of the cut before it.
 
         Args:
             payload: Tensors as ``payload_specs(layers.start, ...)`` lists them. Hidden states may have
                 another number type, as after a stage that computes in another one.
+            after_layer: Called after each layer.
 
         Returns:
             Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
@@ -151,6 +152,8 @@ class Shard(nn.Module):
             shared = self.shared(state[0], *(carried[name] for name in self._for_attention))
         for layer, part in self.parts.items():
             state = part(*state, shared) if attends(int(layer)) else part(*state)
+            if after_layer is not None:
+                after_layer()
         if self.head is not None:
             return (self.head(*state, *(carried[name] for name in self._for_head)),)
         return (*state, *(carried[name] for name in self._carried_out))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pipeedge.base.errors import PeerFailedError, RequestError
+from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
 from pipeedge.models.layers.decoder import DecoderStage
@@ -27,6 +28,9 @@ __all__ = ["Decode", "Encode", "Stage", "StepStage", "resolve_device"]
 class Stage:
     """Computes microbatches. Payloads are on the CPU, whatever the device.
 
+    In the first microbatch, kernels allocate what they keep, between activations that are about to be freed. No
+    later activation fits the holes that this leaves, so their memory is returned to the system as they arise.
+
     Args:
         shard: Layers of this stage.
         device: Device of the shard.
@@ -37,6 +41,7 @@ class Stage:
         self._shard = shard
         self._device = device
         self._pixels = pixels
+        self._is_first = True
 
     def __call__(self, packet: Packet) -> Packet:
         """Compute this stage's layers on a microbatch, which keeps its number and items."""
@@ -44,7 +49,9 @@ class Stage:
             inputs = tuple(tensor.to(self._device) for tensor in packet.payload)
             if self._pixels is not None:
                 inputs = tuple(self._pixels.look_up(tensor, self._shard.stream_dtype) for tensor in inputs)
-            outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs))
+            after_layer = return_freed_memory if self._is_first else None
+            self._is_first = False
+            outputs = tuple(tensor.to("cpu") for tensor in self._shard(inputs, after_layer))
         return _with_payload(packet, outputs)
 
 

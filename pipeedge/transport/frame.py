@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from mmap import ACCESS_COPY, mmap
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -118,7 +119,8 @@ class FrameBuffer:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self.memory = torch.empty(capacity, dtype=torch.uint8)
+        # Apart from the heap, where what stays would divide the memory that activations use in turn.
+        self.memory = torch.frombuffer(mmap(-1, capacity, access=ACCESS_COPY), dtype=torch.uint8)
         self._bytes = self.memory.numpy().data
         self._written: tuple[tuple[tuple[torch.dtype, tuple[int, ...]], ...], _Layout] | None = None
         self._read: tuple[bytes, int, Payload] | None = None

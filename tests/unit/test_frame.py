@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import random
 import struct
 import zlib
@@ -318,3 +319,8 @@ def test_reader_refuses_every_random_header(what: str) -> None:
                 assert first + tensor.numel() * tensor.element_size() <= stop
     if what != "noise":
         assert accepted, "the fuzz never gets past the first checks"
+
+
+def test_memory_of_frames_lies_apart_from_the_heap() -> None:
+    """Frames stay, and would divide the memory that activations use in turn."""
+    assert FrameBuffer(1 << 20).memory.data_ptr() % mmap.PAGESIZE == 0

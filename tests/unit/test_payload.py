@@ -11,6 +11,7 @@ import torch
 from pipeedge.base.payload import PixelTable
 from pipeedge.data import InputRequest, open_input
 from pipeedge.models import find_model
+from pipeedge.run import stage
 from pipeedge.run.stage import Stage
 from pipeedge.transport.base import Packet
 
@@ -67,3 +68,17 @@ def test_first_stage_gives_same_bits_for_bytes_and_values(dtype: torch.dtype) ->
     by_table = Stage(shard, cpu, source.pixels)(Packet(0, 8, encoded)).payload
     before = Stage(shard, cpu)(Packet(0, 8, values.payload)).payload
     assert torch.equal(by_table[0], before[0])
+
+
+def test_memory_is_returned_between_the_layers_of_the_first_microbatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What kernels keep would else lie between activations, whose memory then cannot be used again."""
+    returned: list[None] = []
+    monkeypatch.setattr(stage, "return_freed_memory", lambda: returned.append(None))
+    model = find_model("vit-digits")
+    compute = Stage(model.load(), torch.device("cpu"))
+    packets = [Packet(number, 2, (torch.zeros(2, 1, 8, 8),)) for number in range(2)]
+    for packet in packets:
+        compute(packet)
+        assert len(returned) == model.n_layers
