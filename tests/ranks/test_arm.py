@@ -87,9 +87,9 @@ def digests(folder: Path) -> Mapping[str, str]:
 def test_products_and_codes_are_those_of_x86_to_the_bit(
     folder: Path, digests: Mapping[str, str], cpu: str
 ) -> None:
-    """Three thousand random shapes for each instruction set that the processor has, and each number type.
+    """Three thousand random shapes for each instruction set that the processor has.
 
-    Rows of decoders' products have the same bits alone.
+    Decoders' products have 500 in each number type, and rows with the same bits alone.
     """
     compute(True, "kernels", 3000, folder / f"{cpu}.json", cpu=cpu)
     found = json.loads((folder / f"{cpu}.json").read_text())
