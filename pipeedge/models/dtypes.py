@@ -60,7 +60,7 @@ _GROUPED_BYTES: Mapping[torch.dtype, float] = MappingProxyType(
     }
 )
 _BLOCKS_IN_CODES = "neon"
-"""Where native code computes all of a block in int8 or int4, with norms and attention, from bfloat16 to bfloat16."""
+"""Where native code computes all of a block in int8 or int4, with norms and attention, from bfloat16 on."""
 
 
 def find_dtype(name: str) -> torch.dtype:

@@ -28,8 +28,9 @@ __all__ = ["Decode", "Encode", "Stage", "StepStage", "resolve_device"]
 class Stage:
     """Computes microbatches. Payloads are on the CPU, whatever the device.
 
-    In the first microbatch, kernels allocate what they keep, between activations that are about to be freed. No
-    later activation fits the holes that this leaves, so their memory is returned to the system as they arise.
+    In the first microbatch, kernels allocate what they keep, between activations that are about to be freed.
+    No later activation fits the holes that this leaves, so their memory is returned to the system as they
+    arise.
 
     Args:
         shard: Layers of this stage.
