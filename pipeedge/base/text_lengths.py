@@ -6,12 +6,19 @@ sentences of 5, 9, 9, 12 tokens  ->  5:1,9:2,12:1
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 
-__all__ = ["check_lengths", "lengths_text", "longest_of"]
+__all__ = ["RecentLengths", "are_alike", "check_lengths", "lengths_text", "longest_of", "mean_of"]
 
 _MOST = 64
 """Number of different lengths that are told apart, besides the longest."""
+_MINUTES = 5
+"""Number of minutes of which sentences count as recent."""
+_FEWEST = 50
+"""Number of sentences below which their lengths say too little of those to come."""
+_ALIKE = 1.25
+"""Largest ratio of the average lengths of sentences that are planned for as if they were the same."""
 _ENTRY = re.compile(r"[1-9]\d{0,8}:[1-9]\d{0,14}")
 
 
@@ -45,4 +52,48 @@ def check_lengths(text: str | None) -> None:
 
 def longest_of(text: str) -> int:
     """Return the number of tokens of the longest sentence of a histogram."""
-    return max(int(entry.partition(":")[0]) for entry in text.split(","))
+    return max(_counts(text))
+
+
+def mean_of(text: str) -> float:
+    """Return the average number of tokens of the sentences of a histogram."""
+    counts = _counts(text)
+    return sum(tokens * number for tokens, number in counts.items()) / sum(counts.values())
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Return whether the sentences of two histograms have about the same average length."""
+    shorter, longer = sorted((mean_of(one), mean_of(other)))
+    return longer <= _ALIKE * shorter
+
+
+def _counts(text: str) -> dict[int, int]:
+    entries = (entry.partition(":") for entry in text.split(","))
+    return {int(tokens): int(number) for tokens, _, number in entries}
+
+
+class RecentLengths:
+    """The lengths of the sentences of the last minutes."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[int, Counter[int]]] = deque()
+
+    def add(self, lengths: Iterable[int], now_s: float) -> None:
+        """Count sentences with these numbers of tokens."""
+        minute = int(now_s // 60)
+        if not self._minutes or self._minutes[-1][0] != minute:
+            self._minutes.append((minute, Counter()))
+        self._minutes[-1][1].update(lengths)
+        self._forget(minute)
+
+    def histogram(self, now_s: float) -> str | None:
+        """Return their histogram, or None if there are too few."""
+        self._forget(int(now_s // 60))
+        counts: Counter[int] = sum((each for _, each in self._minutes), Counter())
+        if counts.total() < _FEWEST:
+            return None
+        return lengths_text(counts) or ",".join(f"{tokens}:{number}" for tokens, number in counts.items())
+
+    def _forget(self, minute: int) -> None:
+        while self._minutes and self._minutes[0][0] <= minute - _MINUTES:
+            self._minutes.popleft()

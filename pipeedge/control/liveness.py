@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from pipeedge.base.fields import Amount, Count, Name
+from pipeedge.base.fields import Amount, Count, Name, Text
+from pipeedge.base.text_lengths import check_lengths
 from pipeedge.observe.metrics import StageWork
 
 __all__ = [
@@ -68,6 +69,12 @@ class RankStatus(Struct, frozen=True):
     """Whether the whole pipeline has nothing to do, because it feeds it and has had no input lately."""
     loading: Loading | None = None
     """Progress of what it loads; None while it loads nothing."""
+    lengths: Text | None = None
+    """Histogram of the lengths of the sentences that have come lately, on the data rank of a run whose input
+    has no end; None if it is unknown."""
+
+    def __post_init__(self) -> None:
+        check_lengths(self.lengths)
 
     @property
     def progress(self) -> int:

@@ -123,6 +123,8 @@ class LivePlanning:
         data_host: Host that reads the input and collects the results, or None if that costs nothing.
         objective: What plans are to make as good as they can.
         varying: Whether items differ in size, like sentences.
+        outdated: Reason why the present plan may not be the best though nothing has moved, for the user; None
+            if it was made for the times that ``costs`` knows.
     """
 
     def __init__(
@@ -133,7 +135,9 @@ class LivePlanning:
         *,
         objective: Objective = Objective(),
         varying: bool = False,
+        outdated: str | None = None,
     ) -> None:
+        self._outdated = outdated
         self._search = search
         self._costs = costs
         self._data_host = data_host
@@ -180,7 +184,7 @@ class LivePlanning:
             hosts: Hosts that may have a part.
             left_items: Items that are still to be computed; None for a run without an end.
         """
-        began = self._windows > 0
+        began = self._windows > 0 or self._outdated is not None
         if present != self._present:  # not by a proposal: a rank was lost
             self._trial = None
             self._restart(present)
@@ -377,7 +381,7 @@ class LivePlanning:
         reach = self._reach() if self._objective.is_rate else 1.0
         least = LEAST_GAIN * min(1.0, math.sqrt(MANY_WINDOWS / windows))
         best: tuple[Proposal, PlanCosts] | None = None
-        why = moved_words(self._moved_figures.moved()) or "other hosts are there"
+        why = moved_words(self._moved_figures.moved()) or self._outdated or "other hosts are there"
         for stages, its_costs, merit in zip(plans[1:], costs[1:], merits, strict=True):
             gain = reach * merit / now - 1
             if its_costs.fits and gain >= least and (best is None or gain > best[0].gain):

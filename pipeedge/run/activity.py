@@ -80,6 +80,7 @@ class Activity:
         self._computed: deque[float] = deque(maxlen=_RECENT)
         self._work: Callable[[], StageWork] | None = None
         self._is_idle: Callable[[], bool] = lambda: False
+        self._lengths: Callable[[], str | None] = lambda: None
         self._parts: tuple[Activity, ...] = ()
 
     def part(self) -> Activity:
@@ -142,9 +143,15 @@ class Activity:
         with self._lock:
             self._work = work
 
-    def feeder(self, is_idle: Callable[[], bool]) -> None:
-        """Set the function that tells whether the pipeline is empty and its input may go on later."""
+    def feeder(self, is_idle: Callable[[], bool], lengths: Callable[[], str | None]) -> None:
+        """Set the functions that say what is known of the input.
+
+        Args:
+            is_idle: Tells whether the pipeline is empty and its input may go on later.
+            lengths: Returns the histogram of the lengths of the sentences that have come lately, or None.
+        """
         self._is_idle = is_idle
+        self._lengths = lengths
 
     def status(self) -> RankStatus:
         """Return the activity of this moment, with that of all parts."""
@@ -166,6 +173,7 @@ class Activity:
                 finished=self._finished,
                 idle=idle,
                 loading=self._loads[0].status() if self._loads else None,
+                lengths=self._lengths(),
             )
 
 
@@ -185,4 +193,5 @@ def _together(*statuses: RankStatus) -> RankStatus:
         finished=sum(one.finished for one in statuses),
         idle=any(one.idle for one in statuses),
         loading=next((one.loading for one in statuses if one.loading is not None), None),
+        lengths=next((one.lengths for one in reversed(statuses) if one.lengths is not None), None),
     )

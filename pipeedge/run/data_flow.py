@@ -190,7 +190,10 @@ def make_data_flow(
     feed = Feed(stream, plan.microbatch_size, dtype, progress.ledger, takes_over=before is not None)
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, activity, feed_lane, unbound if outgoing is None else outgoing.reserve)
-    activity.feeder(lambda: feeder.is_idle)
+    # Those of an input that has an end are in the plan.
+    activity.feeder(
+        lambda: feeder.is_idle, lambda: data.source.lengths if data.source.total is None else None
+    )
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(
         feeder,

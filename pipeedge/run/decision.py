@@ -108,6 +108,8 @@ class Decider:
         """What was chosen with the first plan within which limits, which hold for all that follow."""
         self.as_measured: PlanAsMeasured | None = None
         """Plans for the speed that the hosts of the run have had lately; None if it is not known."""
+        self.lengths: str | None = None
+        """Histogram of the sentences' lengths to plan for from now on; None for that of the first plan."""
 
     def decide(self, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
         """Compare the facts of all ranks, and decide the schedule."""
@@ -194,12 +196,15 @@ class Decider:
 
     @property
     def present(self) -> Plan | None:
-        """The plan that was announced last, or None before the first."""
-        return self._plan
+        """The plan that was announced last, with the lengths to plan for now, or None before the first."""
+        plan = self._plan
+        if plan is None or self.lengths is None:
+            return plan
+        return dataclasses.replace(plan, lengths=self.lengths)
 
     def plan_again(self, wanted: Wanted, facts: Mapping[int, Options]) -> Announcement[Plan] | Refusal:
         """Return a plan for the ranks that are left, after the last one has failed."""
-        before = self._plan
+        before = self.present
         if before is None:
             return Refusal(f"{wanted.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.model
@@ -250,7 +255,7 @@ class Decider:
             cause: Reason for the change, for the report.
             line: What is done and why, for the user.
         """
-        before = self._plan
+        announced, before = self._plan, self.present
         if before is None:
             return Dropped("there was no plan before")
         try:
@@ -259,7 +264,7 @@ class Decider:
             return Dropped(str(error))
         plan = _following(before, planned, steps, cause)
         outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
-        if isinstance(outcome, Switched) and self._plan is before:  # otherwise a rank was lost since then
+        if isinstance(outcome, Switched) and self._plan is announced:  # otherwise a rank was lost since then
             self._plan = plan
             self._held.loads(plan.schedule)
         return outcome

@@ -7,6 +7,7 @@ The thread looks every second, and ends with the run. Nothing that it does or me
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from pipeedge.base.errors import one_line
 from pipeedge.base.fields import Options
+from pipeedge.base.text_lengths import are_alike, mean_of
 from pipeedge.base.wording import figure
 from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.observe.records import ReplanRecord
@@ -81,26 +83,43 @@ class RunWatcher:
         plan = self._decider.present
         if plan is None:
             return
-        request = self._context.request
-        search = profiled_search(request, self._context.model, plan, self._decider.limits)
+        search, planning = self._planning(plan)
         if not search.has_times:
             return
+        windows = WindowMaker(plan.microbatch_size)
+        while (seen := self._session.snapshot()) is not None:
+            window = self._window(windows, seen)
+            plan = self._decider.present
+            lengths = None if plan is None else _new_lengths(plan, seen)
+            if plan is not None and lengths is not None:
+                # What was compared with the times of other lengths says nothing any longer.
+                self._decider.lengths, plan = lengths, dataclasses.replace(plan, lengths=lengths)
+                why = f"sentences have {figure(mean_of(lengths), 2)} tokens on average"
+                search, planning = self._planning(plan, why)
+            if window is not None and plan is not None:
+                self._decide(planning, search, window, plan, seen)
+                if planning.is_settled:
+                    self._decider.as_measured = self._as_measured(planning, search, plan.max_tokens)
+            self._pause(_LOOK_S)
+
+    def _planning(self, plan: Plan, outdated: str | None = None) -> tuple[LiveSearch, LivePlanning]:
+        """Return the search for the lengths of a plan's sentences, and what decides with it.
+
+        Args:
+            plan: The plan, with the lengths to plan for.
+            outdated: Reason why it may not be the best for them, for the user.
+        """
+        request = self._context.request
+        search = profiled_search(request, self._context.model, plan, self._decider.limits)
         planning = LivePlanning(
             search,
             search.costs,
             search.data_host,
             objective=Objective(request.schedule.objective, request.schedule.min_throughput or 0.0),
             varying=plan.max_tokens is not None or plan.items is None,
+            outdated=outdated,
         )
-        windows = WindowMaker(plan.microbatch_size)
-        while (seen := self._session.snapshot()) is not None:
-            window = self._window(windows, seen)
-            plan = self._decider.present
-            if window is not None and plan is not None:
-                self._decide(planning, search, window, plan, seen)
-                if planning.is_settled:
-                    self._decider.as_measured = self._as_measured(planning, search, plan.max_tokens)
-            self._pause(_LOOK_S)
+        return search, planning
 
     def _window(self, windows: WindowMaker, seen: RunSnapshot) -> WorkWindow | None:
         """Return the window that a snapshot completes, or None."""
@@ -174,6 +193,15 @@ class RunWatcher:
     def _record(self, proposal: Proposal, planned: PlannedSchedule) -> ReplanRecord:
         now_s = self._session.member.hub_clock(time.perf_counter())
         return ReplanRecord(now_s, proposal.why, planned.schedule, proposal.gain)
+
+
+def _new_lengths(plan: Plan, seen: RunSnapshot) -> str | None:
+    """Return the lengths of the sentences that come lately if they are not those of the plan."""
+    status = seen.statuses.get(plan.data_rank)
+    lengths = None if status is None else status.lengths
+    if lengths is None or (plan.lengths is not None and are_alike(plan.lengths, lengths)):
+        return None
+    return lengths
 
 
 class _Done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import torch
 from msgspec import Struct
 
 from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.text_lengths import RecentLengths
 from pipeedge.data.items import Item
 from pipeedge.data.source import Group, Microbatch
 from pipeedge.serve.pending import Found, PendingAnswers
@@ -128,6 +129,8 @@ class Counts:
     """Number of items that are in the pipeline, also of those that nobody awaits any more."""
     written_at: float = -math.inf
     """Time of the latest result, in seconds."""
+    lengths: RecentLengths = field(default_factory=RecentLengths)
+    """Numbers of tokens of the items that were answered lately."""
     _microbatches: int = 0
     _tokens: int = 0
     _padded_tokens: int = 0
@@ -143,6 +146,7 @@ class Counts:
         self._microbatches += 1
         self._tokens += sum(lengths)
         self._padded_tokens += len(lengths) * max(lengths)
+        self.lengths.add(lengths, now)
 
     def retry_after_s(self, waiting: int) -> int:
         """Return the whole seconds after which ``waiting`` items have left."""

@@ -108,7 +108,6 @@ class RequestQueue:
     """
 
     total = None
-    lengths = None
     skipped: tuple[SkippedItem, ...] = ()
     unfinished: Path | None = None
 
@@ -375,6 +374,14 @@ class RequestQueue:
     def is_ending(self) -> bool:
         """Whether no further requests are taken."""
         return self._ended()
+
+    @property
+    def lengths(self) -> str | None:
+        """Histogram of the numbers of tokens of the items that were answered lately; None if unknown."""
+        if self.max_tokens is None:
+            return None
+        with self._lock:
+            return self._backlog.counts.lengths.histogram(self._clock())
 
     def seconds_since_result(self) -> float:
         """Return the seconds since the last result; infinite before the first."""

@@ -55,7 +55,8 @@ SWITCHED = Switched(2, 77, 1.5)
 class SimulatedRun:
     """A run of ``seconds`` in which the stages work as fast as the slowest one allows.
 
-    Heartbeats come ``heard_s`` after each look.
+    Heartbeats come ``heard_s`` after each look. With ``lengths``, it answers requests: those have these
+    lengths, and nobody knew when it was planned.
     """
 
     def __init__(
@@ -66,20 +67,26 @@ class SimulatedRun:
         spoil: Callable[[], object] = lambda: None,
         outcome: Switched | Dropped = SWITCHED,
         heard_s: float = 1.0,
+        lengths: str | None = None,
     ) -> None:
         self.request = request(line)
         self.clock = Clock()
         self.lines: list[str] = []
         self.replans: list[ReplanRecord] = []
-        planned = plan_schedule(self.request, MODEL)
+        tokens = None if lengths is None else 512
+        planned = plan_schedule(self.request, MODEL, tokens)
         self.first = planned.schedule
         goes_on = self.request.transport.goes_on
-        self.plan = Plan(planned.schedule, 0, 100_000, 8, None, planned.prediction, goes_on=goes_on)
+        items = 100_000 if lengths is None else None
+        self.plan = Plan(
+            planned.schedule, 0, items, 8, tokens, prediction=planned.prediction, goes_on=goes_on
+        )
         self.outcome = outcome
         self._epoch = 1
         self._seconds = seconds
         self._slowness = slowness
         self._heard_s = heard_s
+        self._lengths = lengths
         self._begin()
         context: Any = SimpleNamespace(
             request=self.request, model=MODEL, warn=self.lines.append, replans=self.replans
@@ -88,7 +95,7 @@ class SimulatedRun:
             snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
         )
         self.decider: Any = SimpleNamespace(
-            present=self.plan, change=self._change, as_measured=None, limits=planned.limits
+            present=self.plan, change=self._change, as_measured=None, limits=planned.limits, lengths=None
         )
         spoil()
         RunWatcher(context, session, self.decider, self.clock, self._pass).run()
@@ -140,8 +147,11 @@ class SimulatedRun:
     def _snapshot(self) -> RunSnapshot | None:
         if self.clock.now > self._seconds:
             return None
+        if self.decider.lengths is not None:  # as those of rank 0's decisions
+            self.decider.present = dataclasses.replace(self.plan, lengths=self.decider.lengths)
         statuses: Mapping[int, RankStatus] = {
-            rank: RankStatus(work=work) for rank, work in self._heard.items()
+            rank: RankStatus(work=work, lengths=self._lengths if rank == 0 else None)
+            for rank, work in self._heard.items()
         }
         facts = {rank: Raw(b'{"weights": "w"}') for rank in range(3)}
         return RunSnapshot(self._epoch, True, None, facts, statuses)
@@ -261,6 +271,28 @@ def test_the_plan_after_a_loss_is_for_the_speed_that_hosts_have_had(files: str) 
     assert layers[0] > 1.5 * layers[1]
     slowest_s = max(layers[0], 2 * layers[1]) * 8 * ITEM_S
     assert planned.prediction.throughput_items_per_s == pytest.approx(8 / slowest_s, rel=0.05)
+
+
+def test_a_served_text_model_is_planned_for_the_sentences_that_come(files: str) -> None:
+    """Of long sentences, the first layers take most of the time; of short ones, all take the same."""
+    models, types = (Path(files.split(f"{name} ")[1].split()[0]) for name in ("-sm", "-sdt"))
+    models.write_text(
+        models.read_text() + f"  tokens: 512\n  parameters_in_per_token: 0\n"
+        f"  parameters_out_per_token: {[0] * LAYERS}\n"
+    )
+    long = [80 * ITEM_S] * (LAYERS // 2) + [8 * ITEM_S] * (LAYERS - LAYERS // 2)
+    types.write_text(
+        types.read_text().replace(str([8 * ITEM_S] * LAYERS), str(long)) + "      tokens: 512\n"
+        f"      lengths:\n      - tokens: 32\n        time_s: {[8 * ITEM_S] * LAYERS}\n"
+    )
+    line = f"0 3 -c tcp --serve 8000 --on-failure continue --replan auto {files}"
+    run = SimulatedRun(line, 60, lambda now_s, rank: 1.0, lengths="20:60,40:90")
+    before, after = ([len(stage.layers) for stage in plan.stages] for plan in (run.first, run.plan.schedule))
+    assert max(before) > 1.5 * LAYERS / 3
+    assert max(after) <= LAYERS / 3 + 1
+    assert run.lines[0].startswith("sentences have 32 tokens on average; with layers ")
+    assert [record.outcome for record in run.replans] == ["switched"]
+    assert run.replans[0].measured_gain == pytest.approx(run.replans[0].gain, abs=0.1)
 
 
 def test_what_cannot_be_read_is_said_and_the_run_goes_on(files: str, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ class Turn:
         feed = Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over)  # type: ignore[arg-type]
         end: Any = None if self.stage == 0 else OutgoingEnd(self, 0)
         feeder = Feeder(feed, self.activity, reserve=unbound if end is None else end.reserve)
-        self.activity.feeder(lambda: feeder.is_idle)
+        self.activity.feeder(lambda: feeder.is_idle, lambda: None)
         sink: Any = Sink(self) if self.world.text is None else TextSink(self)
         incoming: Any = IncomingEnd(self, len(self.plan.stages))
         collector = Collector(feeder, incoming, Collection(sink, counts_accuracy=False, epoch=self.epoch))
