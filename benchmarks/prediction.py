@@ -14,6 +14,10 @@ the longest sentence.
 ``--mixed`` runs a BERT with an input of sentences of several lengths, in no order, and also shows the
 prediction for the longest sentence alone.
 
+``--decoder`` runs a decoder of a public shape with random weights on two pinned cores: one stream and
+several, each with the cut that the scheduler chooses and with one that memory forces. Tokens a second, the
+time between two tokens, that to the first one, and the bytes of the cache are compared.
+
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.
 """
@@ -40,6 +44,7 @@ import numpy as np
 import torch
 import yaml
 from beds import Kind, Workload, raised, steady_items_per_s
+from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
 
@@ -72,6 +77,10 @@ TEXT_TARGET = 0.1
 MIXED_LENGTHS = (12, 200)
 """Shortest and longest sentence of a mixture, in which short ones are more frequent."""
 MIXED_TARGET = 0.05
+DECODER_STREAMS = (1, 8)
+DECODER_PROMPT, DECODER_ANSWER = 96, 64
+"""Tokens of each prompt and each answer."""
+DECODER_TARGET = 0.1
 UBATCH = 8
 LEAST_MICROBATCHES = 8
 RUN_S = 12.0
@@ -376,6 +385,119 @@ def measure_quotas(
     return worst
 
 
+def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores) -> None:
+    """Write ``models.yml`` and ``device_types.yml`` for both cores, measured at once."""
+    running = []
+    for core in range(2):
+        place = directory / f"core{core}"
+        place.mkdir()
+        options = [
+            "-m",
+            str(model),
+            "--dtype",
+            dtype,
+            "-dt",
+            place.name,
+            "--mem-MB",
+            "65536",
+            "--bw-Mbps",
+            "8000",
+        ]
+        running.append(
+            start([*cores.pinned(core), sys.executable, str(ROOT / "profiler.py"), *options], place)
+        )
+    wait(running)
+    shutil.copy(directory / "core0" / "models.yml", directory)
+    kinds = {}
+    for core in range(2):
+        kinds.update(read(directory / f"core{core}" / "device_types.yml"))
+    (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
+    (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
+
+
+def force_cut(model: Path, directory: Path, streams: int) -> None:
+    """Leave the data rank's host with memory for the head and half of the layers."""
+    kinds = read(directory / "kinds.yml")
+    one = kinds["core0"]["model_profiles"][str(model)][0]
+    context = -(-(DECODER_PROMPT + DECODER_ANSWER) // 32) * 32
+    cache = streams * context * sum(one["steps"]["cache_bytes"]) / 2**20
+    weights = sum(one.get("weights_MB") or read(directory / "models.yml")[str(model)]["mem_MB"])
+    kinds["core0"]["mem_MB"] = one["steps"]["ends"]["mem_MB"] + 0.55 * (weights + cache)
+    (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
+
+
+def run_decoder(
+    model: Path, dtype: str, streams: int, directory: Path, cores: Cores, port: int
+) -> dict[str, Any]:
+    """Run two ranks with the scheduler's cut; return the report."""
+    chance = random.Random(streams)
+    rows = [
+        {
+            "prompt_token_ids": [chance.randrange(100, 40000) for _ in range(DECODER_PROMPT)],
+            "max_tokens": DECODER_ANSWER,
+            "temperature": 0,
+        }
+        for _ in range(2 * streams if streams == 1 else streams)
+    ]
+    (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", "--port", str(port)]
+    context = ["--context", str(DECODER_PROMPT + DECODER_ANSWER)]
+    files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
+    own = [
+        *files,
+        *context,
+        "--input",
+        "prompts.jsonl",
+        "--output",
+        "answers.jsonl",
+        "--report",
+        "report.json",
+    ]
+    script = [sys.executable, str(ROOT / "runtime.py")]
+    wait(
+        [
+            start([*cores.pinned(rank), *script, str(rank), "2", *common, *options], directory)
+            for rank, options in enumerate((own, []))
+        ]
+    )
+    return dict(json.loads((directory / "report.json").read_text()))
+
+
+def measure_decoder(
+    shape: str, cores: Cores, arguments: argparse.Namespace, table: Table, console: Console
+) -> float:
+    """Compare a decoder at several numbers of streams; return the worst error by medians."""
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as text:
+        model = Path(arguments.models or text) / shape
+        write_directory(SHAPES[shape], model)
+        found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+        for repetition in range(arguments.repetitions):
+            work = Path(text) / f"profile{repetition}"
+            work.mkdir()
+            profile_decoder(model, arguments.dtype, work, cores)
+            for number, (streams, forced) in enumerate(
+                (streams, forced) for streams in DECODER_STREAMS for forced in (False, True)
+            ):
+                if forced:
+                    force_cut(model, work, streams)
+                port = arguments.port + 4 * repetition + number
+                report = run_decoder(model, arguments.dtype, streams, work, cores, port)
+                cut = " | ".join("{}-{}".format(*stage["layers"]) for stage in report["schedule"])
+                for key in ("tokens_per_s", "between_tokens_s", "first_token_s", "cache_bytes"):
+                    if f"{key}_measured" in report["predicted"]:
+                        pair = (report["predicted"][key], report["predicted"][f"{key}_measured"])
+                        found.setdefault((streams, cut, key), []).append(pair)
+        for (streams, cut, key), pairs in found.items():
+            errors = [measured / promised - 1 for promised, measured in pairs]
+            middle = statistics.median(errors)
+            numbers = (f"{statistics.median(side):.4g}" for side in zip(*pairs, strict=True))
+            each = " ".join(f"{error:+.1%}" for error in errors)
+            table.add_row(shape, str(streams), cut, key, *numbers, f"{middle:+.1%}", each)
+            worst = max(worst, abs(middle))
+    return worst
+
+
 def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> list[tuple[str, float, float]]:
     """Yield ranges of layers, each with the sum of its layers' times and the time of its shard."""
     torch.set_num_threads(1)
@@ -469,6 +591,13 @@ def main() -> int:
     )
     parser.add_argument("--text", action="store_true", help="run a BERT with sentences of several lengths")
     parser.add_argument("--mixed", action="store_true", help="run a BERT with a mixture of lengths")
+    parser.add_argument(
+        "--decoder", action="store_true", help="run a decoder with several numbers of streams"
+    )
+    parser.add_argument("--dtype", default="bfloat16", help="number type of --decoder (bfloat16)")
+    parser.add_argument(
+        "--models", metavar="DIR", help="where --decoder keeps its weights (a temporary place)"
+    )
     parser.add_argument("--sums", type=int, metavar="N", help="compare N ranges of layers with whole shards")
     arguments = parser.parse_args()
     cores = Cores(tuple(int(core) for core in arguments.cores.split(",")), arguments.first)
@@ -479,6 +608,13 @@ def main() -> int:
         worst = max(print_sums(name, arguments, console) for name in names)
         console.print(f"worst error {worst:.1%}, asked <= {TARGET:.0%}", highlight=False)
         return 0 if worst <= TARGET else 1
+    if arguments.decoder:
+        table = Table("model", "streams", "cut", "figure", "predicted", "measured", "error", "each")
+        shapes = arguments.model_name or ("smollm2-135m",)
+        worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
+        console.print(table)
+        console.print(f"worst error {worst:.1%}, asked <= {DECODER_TARGET:.0%}", highlight=False)
+        return 0 if worst <= DECODER_TARGET else 1
     if arguments.quotas:
         table = Table("model", "quotas", "predicted", "measured", "error", "each")
         with tempfile.TemporaryDirectory() as text:

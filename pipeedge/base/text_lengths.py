@@ -8,8 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-__all__ = ["RecentLengths", "are_alike", "check_lengths", "lengths_text", "longest_of", "mean_of"]
+__all__ = [
+    "RecentLengths",
+    "TextLengths",
+    "are_alike",
+    "check_lengths",
+    "lengths_text",
+    "longest_of",
+    "mean_of",
+]
 
 _MOST = 64
 """Number of different lengths that are told apart, besides the longest."""
@@ -20,6 +29,34 @@ _FEWEST = 50
 _ALIKE = 1.25
 """Largest ratio of the average lengths of sentences that are planned for as if they were the same."""
 _ENTRY = re.compile(r"[1-9]\d{0,8}:[1-9]\d{0,14}")
+
+
+@dataclass(frozen=True)
+class TextLengths:
+    """Lengths of the texts that a decoder is to write, in tokens."""
+
+    prompt: int
+    """Tokens of a prompt, on average."""
+    answer: int
+    """Most tokens of an answer, on average."""
+    longest: int
+    """Tokens of the longest prompt and answer together."""
+    texts: int
+    """Number of answers."""
+
+    def __post_init__(self) -> None:
+        if min(self.prompt, self.answer, self.texts) < 1 or self.longest < 2:
+            raise ValueError(f"{self} has a length below 1")
+
+    def to_text(self) -> str:
+        """Return the four numbers as ranks state them: ``96:64:200:8``."""
+        return f"{self.prompt}:{self.answer}:{self.longest}:{self.texts}"
+
+    @classmethod
+    def from_text(cls, text: str) -> TextLengths:
+        """Return what ``to_text`` has written. Raises ValueError if it is something else."""
+        prompt, answer, longest, texts = map(int, text.split(":"))
+        return cls(prompt, answer, longest, texts)
 
 
 def lengths_text(counts: Mapping[int, int]) -> str | None:

@@ -20,6 +20,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.text_lengths import TextLengths
 from pipeedge.data.source import Group, InputSource, Microbatch, SkippedItem
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.pipeline_state import PipelineState
@@ -137,5 +138,7 @@ class DataEnds:
     """Hears of the schedule and the work of the stages, if somebody wants to."""
     held_out: InputSource | None = None
     """Last items, on which plans are tried; None if none are."""
+    lengths: TextLengths | None = None
+    """Lengths of the texts that are to be generated, or None if they are unknown, or none are."""
     text: Callable[[], TextState] | None = None
     """Function that returns how far the text is, where it is generated."""

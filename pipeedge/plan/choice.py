@@ -83,6 +83,8 @@ def choice_of(
         return None
     profiles = list(_profiles(wanted, microbatch_size, files, model))
     sizes = sorted({profile.batch_size for profile in profiles}) if wanted.joint else [microbatch_size]
+    if any(profile.steps is not None for profile in profiles):  # of a decoder, whose steps have any size
+        sizes = [1]
     if not sizes:
         raise ScheduleError(
             f"--plan auto: no host has a profile of {model} for microbatches of at most {microbatch_size} "

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pipeedge.plan.prediction import Prediction, StagePrediction
+from pipeedge.plan.prediction import Prediction, StagePrediction, TextPrediction
 
-__all__ = ["HostLoss", "LimitingPart", "MomentCosts", "PlanCosts", "StageCosts"]
+__all__ = ["HostLoss", "LimitingPart", "MomentCosts", "PlanCosts", "StageCosts", "TextCosts"]
 
 
 class StageCosts(Struct, frozen=True):
@@ -44,6 +44,8 @@ class StageCosts(Struct, frozen=True):
     """Bytes that cross its outgoing link."""
     mem_bytes: float = 0.0
     """Memory for weights, activations and buffers."""
+    state_bytes: float = 0.0
+    """Memory for what the layers of a decoder remember."""
     activation_bytes: float = 0.0
     buffer_bytes: float = 0.0
     mem_available_bytes: float = 0.0
@@ -85,6 +87,21 @@ class MomentCosts(Struct, frozen=True):
     bottleneck_s: float
     latency_s: float
     joules_per_item: float | None = None
+
+
+class TextCosts(Struct, frozen=True):
+    """What a plan means for the texts of a decoder."""
+
+    streams: float
+    groups: float
+    context: float
+    prompt_tokens: float
+    answer_tokens: float
+    chunk: float
+    tokens_per_s: float
+    between_tokens_s: float
+    token_s: float
+    first_token_s: float
 
 
 class LimitingPart(Struct, frozen=True):
@@ -129,6 +146,8 @@ class PlanCosts(Struct, frozen=True):
     """Whether the stages of a given plan fit into memory, beside what runs there."""
     losses: tuple[HostLoss, ...] = ()
     """What the loss of each host would cost; empty if not asked for."""
+    text: TextCosts | None = None
+    """Figures of the texts of a decoder; None for an encoder."""
     moments: tuple[MomentCosts, ...] = ()
     """Costs at the moments that were asked for."""
 
@@ -146,11 +165,28 @@ class PlanCosts(Struct, frozen=True):
                 )
                 for stage in self.schedule
             ),
-            round(self.batch_size),
+            max(1, round(self.batch_size)),
             tokens,
             self.schedule[0].link_in_s,
             self.feed_s,
             self.collect_s,
             self.joules_per_item,
             mixed,
+            None if self.text is None else self._text_prediction(self.text),
+        )
+
+    def _text_prediction(self, text: TextCosts) -> TextPrediction:
+        return TextPrediction(
+            streams=round(text.streams),
+            groups=round(text.groups),
+            chunk=round(text.chunk),
+            context=round(text.context),
+            prompt_tokens=round(text.prompt_tokens),
+            answer_tokens=round(text.answer_tokens),
+            tokens_per_s=text.tokens_per_s,
+            between_tokens_s=text.between_tokens_s,
+            token_s=text.token_s,
+            first_token_s=text.first_token_s,
+            cache_bytes=tuple(stage.state_bytes for stage in self.schedule),
+            limited_by=self.bottleneck.words,
         )

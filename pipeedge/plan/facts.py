@@ -13,6 +13,7 @@ import torch
 
 import pipeedge
 from pipeedge.base.payload import PixelTable
+from pipeedge.base.text_lengths import TextLengths
 from pipeedge.base.wording import plural
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def rank_facts(
     items: int | None,
     max_tokens: int | None,
     lengths: str | None = None,
+    texts: TextLengths | None = None,
     pixels: PixelTable | None = None,
     memory_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def rank_facts(
         items: Number of items of the input, on the data rank.
         max_tokens: Number of tokens of the longest sentence, on the data rank.
         lengths: Histogram of the lengths of the sentences, on the data rank; None if they do not differ.
+        texts: Lengths of the texts to generate, on the data rank; None if they are unknown, or none are.
         pixels: Values that the bytes of pictures stand for, on the data rank; None if none are sent.
         memory_bytes: Memory that the rank can allocate, or None if that is unknown.
     """
@@ -68,6 +71,7 @@ def rank_facts(
         "items": items,
         "max_tokens": max_tokens,
         "lengths": lengths,
+        "texts": None if texts is None else texts.to_text(),
         "pixel_table": None if pixels is None else pixels.to_text(),
         "record_rows": request.output.record_rows,
         **{f"{_COMMON_OPTION}{name}": value for name, value in request.agreed(own_name).items()},

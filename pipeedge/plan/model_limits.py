@@ -37,9 +37,9 @@ def _check_encoder(request: RunRequest, model: Outline) -> None:
 
 def _check_decoder(request: RunRequest, model: Outline) -> None:
     refused: Mapping[str, tuple[bool, str]] = {
-        "-sm/--sched-models-file": (
-            request.schedule.models_file is not None,
-            "the scheduler does not plan models that generate text; give -pt, or nothing for an even split",
+        "--objective energy": (
+            request.schedule.objective == "energy",
+            "models that generate text are planned for throughput or latency",
         ),
         f"-d/--device {request.model.device}": (
             request.model.device != "cpu",

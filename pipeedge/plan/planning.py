@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeedge.base.fields import Count, LongLine, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
-from pipeedge.base.text_lengths import check_lengths
+from pipeedge.base.text_lengths import TextLengths, check_lengths
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
 from pipeedge.models.decoder import DecoderModel
@@ -51,10 +51,18 @@ class InputFacts:
     pixel_table: Text | None
     lengths: Text | None = None
     """Histogram of the lengths of the sentences, or None if they do not differ or are unknown."""
+    texts: Text | None = None
+    """Output of ``TextLengths.to_text``, or None if the texts are unknown, or none are generated."""
+
+    @property
+    def text_lengths(self) -> TextLengths | None:
+        """Lengths of the texts to generate, or None if they are unknown, or none are."""
+        return None if self.texts is None else TextLengths.from_text(self.texts)
 
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
         check_lengths(self.lengths)
+        _ = self.text_lengths
 
 
 def link_specs(specs: tuple[TensorSpec, ...], bits: int) -> tuple[TensorSpec, ...]:
@@ -88,6 +96,8 @@ class Plan:
     """Ranks that were lost since the plan before."""
     steps: StepBounds | None = None
     """Bounds of the steps of a decoder; None for an encoder."""
+    texts: TextLengths | None = None
+    """Lengths of the texts of a decoder that the prediction is for; None if they are unknown."""
 
     @property
     def participants(self) -> tuple[int, ...]:

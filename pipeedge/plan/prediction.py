@@ -16,12 +16,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeedge.base.fields import Count, Number
+from pipeedge.base.fields import Count, Number, Text
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.observe.metrics import StageStats
+from pipeedge.observe.token_figures import TextResult
 
-__all__ = ["Comparison", "PredictedFigure", "Prediction", "StageComparison", "StagePrediction", "compare"]
+__all__ = [
+    "Comparison",
+    "PredictedFigure",
+    "Prediction",
+    "StageComparison",
+    "StagePrediction",
+    "TextComparison",
+    "TextPrediction",
+    "compare",
+    "compare_text",
+]
 
 REMARKABLE = 0.15
 """A stage that is off by more than this part of what was predicted is worth a line."""
@@ -53,6 +64,34 @@ class StagePrediction:
 
 
 @dataclass(frozen=True)
+class TextPrediction:
+    """Prediction for the texts of a decoder."""
+
+    streams: Count
+    """Number of texts that grow at a time."""
+    groups: Count
+    """Number of groups in which they step."""
+    chunk: Count
+    """Tokens of a prompt that a step computes while nothing else runs."""
+    context: Count
+    """Longest text in tokens that memory is planned for."""
+    prompt_tokens: Count
+    answer_tokens: Count
+    tokens_per_s: Number
+    """Tokens a second of all streams together."""
+    between_tokens_s: Number
+    """Seconds between two tokens of a stream, while all of them grow."""
+    token_s: Number
+    """Seconds of a token of a lone stream."""
+    first_token_s: Number
+    """Seconds to the first token of a lone prompt."""
+    cache_bytes: tuple[Number, ...]
+    """Bytes of the cache of each stage for all streams."""
+    limited_by: Text
+    """Description of what limits the tokens a second."""
+
+
+@dataclass(frozen=True)
 class Prediction:
     """Prediction for a schedule."""
 
@@ -73,6 +112,8 @@ class Prediction:
     """Energy of all hosts that are on, once the pipeline is full, or None if it is unknown."""
     mixed: bool = False
     """Whether times are averages over sentences of several lengths, rather than those of the longest."""
+    text: TextPrediction | None = None
+    """Prediction for the texts of a decoder, whose other figures here are those of a step; else None."""
 
     @property
     def scaled(self) -> bool:
@@ -166,6 +207,45 @@ class Comparison:
     def remarks(self) -> Iterator[str]:
         """Remarks, one for each stage that differs from its prediction."""
         return (stage.remark for stage in self.stages if stage.remark is not None)
+
+
+@dataclass(frozen=True)
+class TextComparison:
+    """Comparison of the texts of a run with their prediction. None stands for what was not measured."""
+
+    tokens_per_s: PredictedFigure | None
+    between_tokens_s: PredictedFigure | None
+    first_token_s: PredictedFigure | None
+    cache_bytes: PredictedFigure | None
+    """Bytes of all stages for the texts that the prediction is for."""
+
+    def figures(self) -> Iterator[tuple[str, PredictedFigure]]:
+        """Yield the name of each figure that was measured, with the figure."""
+        for name, value in vars(self).items():
+            if value is not None:
+                yield name, value
+
+
+def compare_text(prediction: TextPrediction, text: TextResult, pages_bytes: float) -> TextComparison:
+    """Compare the texts of a run with their prediction.
+
+    Args:
+        prediction: Prediction of the plan.
+        text: What was measured.
+        pages_bytes: Bytes of the pages that the stages keep for as many and as long texts.
+    """
+
+    def figure(predicted: float, measured: float | None) -> PredictedFigure | None:
+        return None if measured is None else PredictedFigure(predicted, measured)
+
+    first, between = text.first_token_s, text.between_tokens_s
+    return TextComparison(
+        figure(prediction.tokens_per_s, text.decode_tokens_per_s),
+        figure(prediction.between_tokens_s, None if between is None else between.p50),
+        # Prompts that are read together take longer than the one that the prediction is for.
+        figure(prediction.first_token_s, None if first is None or prediction.streams > 1 else first.p50),
+        figure(sum(prediction.cache_bytes), pages_bytes),
+    )
 
 
 def compare(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import Schedule
+from pipeedge.base.text_lengths import TextLengths
 from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.plan.after_loss import Survivor, loaded_by, smallest_change
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pipeedge.plan.choice import ChosenPlan, Trial
     from pipeedge.plan.costs import HostLoss, PlanCosts
     from pipeedge.plan.listed_model import ListedModel
-    from pipeedge.plan.scheduler import Choice, SchedulerRequest, Solution
+    from pipeedge.plan.scheduler import Choice, SchedulerRequest, Solution, TextRequest
     from pipeedge.plan.specs import SpecFiles
 
 __all__ = [
@@ -41,6 +42,9 @@ __all__ = [
     "plan_schedule",
     "scheduler_request",
 ]
+
+_USUAL_CONTEXT = 2048
+"""Context in tokens that a plan is for, where neither texts nor ``--context`` say more."""
 
 CutModel: TypeAlias = "Outline | ListedModel"
 """A model, as far as planning needs it: one that can run here, or one that only ``models.yml`` knows."""
@@ -89,6 +93,7 @@ def plan_schedule(
     tokens: int | None = None,
     *,
     lengths: str | None = None,
+    texts: TextLengths | None = None,
     eight_bit: bool = True,
     ranks: Collection[int] | None = None,
     losses: bool = False,
@@ -103,6 +108,7 @@ def plan_schedule(
         model: The model to cut.
         tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
         lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
+        texts: Lengths of the texts to generate; None if they are unknown, or none are.
         eight_bit: Whether pictures are sent as bytes.
         ranks: Ranks whose hosts the scheduler may use, when others are lost; None for all.
         losses: Whether to ask the scheduler what the loss of each host would cost.
@@ -121,6 +127,7 @@ def plan_schedule(
             model,
             tokens,
             lengths=lengths,
+            texts=texts,
             eight_bit=eight_bit,
             ranks=ranks,
             losses=losses,
@@ -192,6 +199,7 @@ def plan_after_loss(
     *,
     tokens: int | None = None,
     lengths: str | None = None,
+    texts: TextLengths | None = None,
     eight_bit: bool = True,
     limits: Choice | None = None,
 ) -> PlannedSchedule | str:
@@ -205,6 +213,7 @@ def plan_after_loss(
         layer_bytes: Returns the bytes of the weights of each layer, in the number types of a schedule.
         tokens: Tokens of the longest sentence; None for images.
         lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
+        texts: Lengths of the texts to generate; None if they are unknown, or none are.
         eight_bit: Whether pictures are sent as bytes.
         limits: Limits of the plan before the loss; None for those of the request.
 
@@ -221,6 +230,7 @@ def plan_after_loss(
         model,
         tokens,
         lengths=lengths,
+        texts=texts,
         eight_bit=eight_bit,
         ranks=ranks,
         limits=limits,
@@ -264,6 +274,7 @@ def _scheduled(
     tokens: int | None,
     *,
     lengths: str | None,
+    texts: TextLengths | None,
     eight_bit: bool,
     ranks: Collection[int] | None,
     losses: bool,
@@ -274,7 +285,14 @@ def _scheduled(
     """Return what the scheduler finds, with the bits of ``-q`` if they are given."""
     wanted, after_loss = request.schedule, ranks is not None
     asked, unlisted = scheduler_request(
-        request, model, tokens, lengths=lengths, eight_bit=eight_bit, ranks=ranks, limits=limits
+        request,
+        model,
+        tokens,
+        lengths=lengths,
+        texts=texts,
+        eight_bit=eight_bit,
+        ranks=ranks,
+        limits=limits,
     )
     survive_loss = wanted.survive_loss and not after_loss
     asked = dataclasses.replace(asked, survive_loss=survive_loss, losses=losses, loaded=loaded)
@@ -289,7 +307,8 @@ def _scheduled(
         prediction,
         notes,
         plan.solution.losses,
-        plan.microbatch_size if plan.asked.choice is not None else None,
+        # The microbatch size of a decoder is the number of streams, which is not chosen.
+        plan.microbatch_size if plan.asked.choice is not None and not _decodes(model) else None,
         plan.asked.choice,
     )
 
@@ -365,6 +384,7 @@ def scheduler_request(
     tokens: int | None,
     *,
     lengths: str | None = None,
+    texts: TextLengths | None = None,
     eight_bit: bool,
     ranks: Collection[int] | None = None,
     limits: Choice | None = None,
@@ -376,6 +396,7 @@ def scheduler_request(
         model: The model to cut.
         tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
         lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
+        texts: Lengths of the texts to generate; None if they are unknown, or none are.
         eight_bit: Whether pictures are sent as bytes.
         ranks: Ranks whose hosts the scheduler may use; None for all. Then the run has begun, and its
             microbatches keep their size.
@@ -412,6 +433,7 @@ def scheduler_request(
         choice = dataclasses.replace(limits, batch_sizes=choice.batch_sizes)
     if choice is not None and ranks is not None:
         choice = dataclasses.replace(choice, batch_sizes=(size,))
+    decodes = _decodes(model)
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
     asked = SchedulerRequest(
@@ -429,11 +451,35 @@ def scheduler_request(
         transport=_transport(request),
         data_host=data_host,
         hosts=hosts,
-        input_bytes=model.input_bytes(tokens, first, eight_bit=eight_bit),
+        input_bytes=None if decodes else model.input_bytes(tokens, first, eight_bit=eight_bit),
         objective=wanted.objective,
         min_throughput=wanted.min_throughput,
+        texts=text_request(request, model, texts) if isinstance(model, Outline) and decodes else None,
     )
     return asked, unlisted
+
+
+def _decodes(model: CutModel) -> bool:
+    """Return whether a model generates text; one that only ``models.yml`` knows does not."""
+    return isinstance(model, Outline) and model.family.decodes
+
+
+def text_request(request: RunRequest, model: Outline, texts: TextLengths | None) -> TextRequest:
+    """Return the texts of a decoder that a plan is for.
+
+    Without ``--context``, memory is for the longest prompt and answer together; if they are unknown, for a
+    context that most of what is asked fits into.
+    """
+    from pipeedge.plan.scheduler import TextRequest
+
+    longest = model.max_tokens
+    if texts is None:
+        return TextRequest(request.microbatch_size, request.cache.context or min(longest, _USUAL_CONTEXT))
+    context = min(longest, request.cache.context or texts.longest)
+    prompt = min(texts.prompt, context - 1)
+    return TextRequest(
+        min(request.microbatch_size, texts.texts), context, prompt, min(texts.answer, context - prompt)
+    )
 
 
 def _known_hosts(

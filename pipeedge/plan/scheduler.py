@@ -30,6 +30,7 @@ __all__ = [
     "Choice",
     "SchedulerRequest",
     "Solution",
+    "TextRequest",
     "ask",
     "evaluate",
     "plan",
@@ -66,6 +67,29 @@ class Choice:
         }
         given = ((name, values) for name, values in options.items() if values is not None)
         return ["--plan=auto", *(f"{name}={','.join(map(str, values))}" for name, values in given)]
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """The texts that a decoder is planned for. None leaves a length to the scheduler."""
+
+    streams: int
+    """Number of texts that grow at a time."""
+    context: int | None = None
+    """Longest text in tokens, which memory is for."""
+    prompt: int | None = None
+    """Tokens of a prompt."""
+    answer: int | None = None
+    """Tokens of an answer."""
+
+    def options(self) -> dict[str, int | None]:
+        """Return the options of the program."""
+        return {
+            "--streams": self.streams,
+            "--context": self.context,
+            "--prompt-tokens": self.prompt,
+            "--answer-tokens": self.answer,
+        }
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,8 @@ class SchedulerRequest:
     """Whether only a schedule that survives the loss of any one host but the data host will do."""
     losses: bool = False
     """Whether to find out what the loss of each host would cost."""
+    texts: TextRequest | None = None
+    """Texts of a decoder; None for an encoder."""
     loaded: Placing = ()
     """Layers that hosts have loaded; among equal hosts, those that have to load the fewest bytes are used."""
 
@@ -147,7 +173,8 @@ class SchedulerRequest:
             "--dev-types-file": self.dev_types_file,
             "--dev-file": self.dev_file,
             "--model-name": self.model_name,
-            "--batch-size": None if self.choice is not None else self.microbatch_size,
+            "--batch-size": None if self.choice is not None or self.texts else self.microbatch_size,
+            **({} if self.texts is None else self.texts.options()),
             "--dtype": None if self.choice is not None else self.dtype,
             "--buffers-in": self.buffers_in,
             "--buffers-out": self.buffers_out,

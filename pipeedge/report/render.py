@@ -159,6 +159,13 @@ class _RunView:
             ("run_items_per_s", "with filling and draining"),
         ):
             rows += _prediction_rows(self.run.predicted, key, f"throughput{last}, {name}", "items/s")
+        for key, name, unit in (
+            ("tokens_per_s", "throughput of all streams", "tokens/s"),
+            ("between_tokens_s", "between two tokens", "s"),
+            ("first_token_s", "first token", "s"),
+            ("cache_bytes", "cache", "B"),
+        ):
+            rows += _prediction_rows(self.run.predicted, key, name, unit)
         rows += _prediction_rows(self.run.predicted, "joules_per_item", "energy an item", "J")
         for place, stage in enumerate(self.run.predicted_stages):
             number = round(stage.get("stage", place))
@@ -334,7 +341,7 @@ def _prediction_rows(of: Any, key: str, name: str, unit: str) -> list[tuple[str,
     error = of.get(f"{key}_error_percent")
 
     def shown(value: float) -> str:
-        return f"{figure(value)} {unit}" if unit == "items/s" else f"{si(value)}{unit}"
+        return f"{figure(value)} {unit}" if unit.endswith("/s") else f"{si(value)}{unit}"
 
     off = "–" if error is None else f"{error:+.1f} %"
     # Few machines can measure energy, so its prediction is shown alone, too.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,15 @@ from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.records import EpochRecord, ReplanRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.observe.token_figures import TextResult
-from pipeedge.plan.prediction import Comparison, PredictedFigure, Prediction, compare
+from pipeedge.plan.prediction import (
+    Comparison,
+    PredictedFigure,
+    Prediction,
+    TextComparison,
+    TextPrediction,
+    compare,
+    compare_text,
+)
 from pipeedge.report import Part, find_bottleneck, read_run, render_run
 from pipeedge.report.plan_changes import epoch_lines, epochs_body, replan_lines, replans_body, schedule_body
 
@@ -72,6 +80,8 @@ class RunReport:
     """Better plans that were found while the run went on."""
     text: TextResult | None = None
     """Figures of a run that generated text, or None."""
+    planned_cache_bytes: float = 0.0
+    """Bytes of the pages of all stages for the texts that the prediction is for."""
     simulated: bool = False
     """Whether the figures were computed instead of measured."""
     undisturbed_s: float | None = None
@@ -85,7 +95,7 @@ class RunReport:
     @property
     def comparison(self) -> Comparison | None:
         """Comparison of the prediction with the measurement, or None without a prediction."""
-        if self.prediction is None:
+        if self.prediction is None or self.prediction.text is not None:
             return None
         return compare(
             self.prediction,
@@ -96,6 +106,19 @@ class RunReport:
             run_items_per_s=None if len(self.epochs) > 1 else self.throughput_items_per_s,
             steady_items_per_s=self.steady_items_per_s,
         )
+
+    @property
+    def text_comparison(self) -> TextComparison | None:
+        """Comparison of the texts with their prediction, or None without either."""
+        # The prediction is that of the last plan, which other epochs did not run.
+        if (
+            self.text is None
+            or self.prediction is None
+            or self.prediction.text is None
+            or len(self.epochs) > 1
+        ):
+            return None
+        return compare_text(self.prediction.text, self.text, self.planned_cache_bytes)
 
     def to_body(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
@@ -132,9 +155,23 @@ class RunReport:
             **({} if self.undisturbed_s is None else {"undisturbed_s": self.undisturbed_s}),
         }
 
+    def _predicted_text(self, text: TextPrediction) -> dict[str, Any]:
+        """Return the predictions for the texts of a decoder."""
+        body: dict[str, Any] = {"throughput_items_per_s": None, "bottleneck": text.limited_by}
+        body |= {
+            name: value for name, value in asdict(text).items() if name not in ("cache_bytes", "limited_by")
+        }
+        body["cache_bytes"] = sum(text.cache_bytes)
+        comparison = self.text_comparison
+        for name, figures in () if comparison is None else comparison.figures():
+            body |= figures.to_body(name)
+        return body
+
     def _predicted(self) -> dict[str, Any]:
         """Return the predictions for the full pipeline, for the whole run, and for each stage."""
         comparison = self.comparison
+        if self.prediction is not None and self.prediction.text is not None:
+            return self._predicted_text(self.prediction.text)
         if self.prediction is None or comparison is None:
             return {"throughput_items_per_s": None}
         body: dict[str, Any] = {
@@ -274,6 +311,8 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         yield f"{'' if number else 're-planned':<12}{line}"
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison, how)
+    if report.text_comparison is not None and report.prediction is not None:
+        yield from _text_comparison_lines(report.text_comparison, report.prediction)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
     # The next step of a sequence waits for its last token, so few of them leave a pipeline idle.
     waits = (Part.INPUT, Part.REQUESTS) if report.text is None else ()
@@ -403,6 +442,26 @@ def _comparison_lines(comparison: Comparison, how: str) -> Iterator[str]:
         yield f"            limited by {comparison.bottleneck}, by the prediction"
     for remark in comparison.remarks:
         yield f"            {remark}"
+
+
+def _text_comparison_lines(comparison: TextComparison, prediction: Prediction) -> Iterator[str]:
+    """Yield a line for each figure of texts that was predicted and measured."""
+    text = prediction.text
+    streams = "" if text is None else f" of {count(text.streams, 'stream')}"
+    shown: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "tokens_per_s": (f"tokens/s{streams}", figure),
+        "between_tokens_s": ("between two tokens", _seconds),
+        "first_token_s": ("to the first token", _seconds),
+        "cache_bytes": ("of cache for them", lambda value: f"{_format_amount(value)}B"),
+    }
+    for name, figures in comparison.figures():
+        what, format_value = shown[name]
+        yield (
+            f"predicted   {format_value(figures.predicted)} {what}, measured "
+            f"{format_value(figures.measured)} ({percent(figures.error or 0.0)})"
+        )
+    if text is not None:
+        yield f"            limited by this, by the prediction: {text.limited_by}"
 
 
 def _seconds(value: float) -> str:

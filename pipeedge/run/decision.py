@@ -77,6 +77,7 @@ def find_facts(context: RankContext, weights: str | None, data: DataEnds | None)
         items=source.total if source is not None else None,
         max_tokens=source.max_tokens if source is not None else None,
         lengths=source.lengths if source is not None else None,
+        texts=data.lengths if data is not None else None,
         pixels=source.pixels if source is not None else None,
         memory_bytes=available_bytes(),
     )
@@ -130,6 +131,7 @@ class Decider:
                 lengths=known.lengths,
                 eight_bit=eight_bit,
                 trial=self._trial,
+                texts=known.text_lengths,
             )
         for note in planned.notes:
             context.warn(note)
@@ -141,6 +143,7 @@ class Decider:
             microbatch_size=planned.microbatch_size or request.microbatch_size,
             max_tokens=known.max_tokens,
             lengths=known.lengths,
+            texts=known.text_lengths,
             pixel_table=known.pixel_table,
             prediction=planned.prediction,
             compression=request.links.compression,

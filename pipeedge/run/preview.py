@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pipeedge.base.wording import figure
+from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
 from pipeedge.plan.model_limits import check_model_options
@@ -40,8 +40,13 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     )
     for line in planned.schedule.lines():
         show(line)
+    text = None if planned.prediction is None else planned.prediction.text
     predicted = None if planned.prediction is None else planned.prediction.throughput_items_per_s
-    if planned.prediction is not None and predicted is not None:
+    if text is not None:
+        show(f"predicted throughput: {figure(text.tokens_per_s)} tokens/s of {count(text.streams, 'stream')}")
+        show(f"predicted first token: {figure(text.first_token_s)} s after {text.prompt_tokens} tokens")
+        show(f"predicted bottleneck: {text.limited_by}")
+    elif planned.prediction is not None and predicted is not None:
         show(f"predicted throughput: {figure(predicted)} items/s")
         show(f"predicted bottleneck: {planned.prediction.bottleneck}")
         if planned.prediction.joules_per_item is not None:

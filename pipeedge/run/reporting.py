@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import platform
 from collections.abc import Collection, Sequence
@@ -16,7 +17,9 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
 from pipeedge.control.hub_client import HubClient
+from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.layers.decoder import PAGE
 from pipeedge.observe.assembly import assemble as assemble_timeline
 from pipeedge.observe.assembly import series
 from pipeedge.observe.metrics import Latency, StageStats, energy_body
@@ -74,6 +77,7 @@ def make_report(
         versions=_versions(),
         epochs=tuple(epochs),
         text=_text_result(context, plan, data),
+        planned_cache_bytes=_planned_cache_bytes(context, plan),
         replans=tuple(replace(one, at_s=one.at_s - began_s) for each in found.latest for one in each.replans),
     )
 
@@ -85,6 +89,18 @@ def _text_result(context: RankContext, plan: Plan, data: DataFlow) -> TextResult
         return None
     bounds = plan.step_bounds
     return queue.figures.result(bounds.context, stage_cache_bytes(model, plan.schedule, bounds))
+
+
+def _planned_cache_bytes(context: RankContext, plan: Plan) -> float:
+    """Return the bytes of the pages that the stages keep for the texts of the prediction; 0 without one."""
+    model, text = context.model, None if plan.prediction is None else plan.prediction.text
+    if text is None or not isinstance(model, DecoderModel):
+        return 0.0
+    full = pages_of(text.context, PAGE)
+    pages = text.streams * full if model.attends_to_all else 0
+    windowed = text.streams * min(full, window_pages_of(model.window, PAGE)) if model.window else 0
+    bounds = dataclasses.replace(plan.step_bounds, pages=pages, window_pages=windowed)
+    return sum(stage_cache_bytes(model, plan.schedule, bounds))
 
 
 @dataclass(frozen=True)

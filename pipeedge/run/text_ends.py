@@ -18,6 +18,7 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.files import OutputFile, check_writable
 from pipeedge.base.streams import print_result
+from pipeedge.base.text_lengths import TextLengths
 from pipeedge.data import DataEnds, Microbatch
 from pipeedge.data.answers import AnswerWriter
 from pipeedge.data.companions import companion_directories
@@ -99,7 +100,35 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     queue.keeps = frozenset(prompt.item for prompt in prompts[: request.output.check_items])
     sink = _PromptSink(queue, prompts, writer, shows=request.generation.prompt is not None, request=request)
     notes = () if note is None else (note,)
-    return DataEnds(queue, sink, replaced=replaced, notes=notes, text=queue.state)
+    return DataEnds(
+        queue,
+        sink,
+        replaced=replaced,
+        notes=notes,
+        lengths=_lengths(prompts, request.cache.context or model.max_tokens),
+        text=queue.state,
+    )
+
+
+def _lengths(prompts: Sequence[Prompt], context: int) -> TextLengths | None:
+    """Return the lengths of prompts and their answers, or None without any."""
+    known = [
+        (
+            len(one.tokens),
+            max(1, min(one.sampling.max_tokens or context, context - len(one.tokens))),
+            one.sampling.n,
+        )
+        for one in prompts
+    ]
+    texts = sum(number for _, _, number in known)
+    if not texts:
+        return None
+    return TextLengths(
+        max(1, round(sum(prompt * number for prompt, _, number in known) / texts)),
+        max(1, round(sum(answer * number for _, answer, number in known) / texts)),
+        max(2, max(prompt + answer for prompt, answer, _ in known)),
+        texts,
+    )
 
 
 def open_prompts(request: RunRequest, model: DecoderModel, maker: TextMaker) -> PromptRows:

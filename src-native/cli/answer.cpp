@@ -183,9 +183,12 @@ class Planner {
   std::vector<Problem> changed_;  // by question
 };
 
-// The stages of a given plan, at the first microbatch size for which all of them were profiled.
+// The stages of a given plan, at the first microbatch size for which all of them were profiled or, where any of them
+// may be taken for the same items under way, at that with the most items a second.
 std::vector<Stage> stages_of(Problem& problem, const GivenPlan& given) {
   std::string lacking;
+  std::vector<Stage> best;
+  double least_s = kInfinity;
   for (const Setting& candidate : problem.settings) {
     std::vector<Stage> stages;
     for (const GivenStage& one : given) {
@@ -214,8 +217,15 @@ std::vector<Stage> stages_of(Problem& problem, const GivenPlan& given) {
       if (width == problem.widths.end()) problem.widths.push_back({one.bits, {}});
       stages.push_back(stage);
     }
-    if (stages.size() == given.size()) return stages;
+    if (stages.size() != given.size()) continue;
+    if (!problem.returns()) return stages;
+    const double period_s = evaluate(problem, stages).period_s / candidate.batch_size;
+    if (best.empty() || period_s < least_s) {
+      best = std::move(stages);
+      least_s = period_s;
+    }
   }
+  if (!best.empty()) return best;
   throw UsageError("the plan has a stage on " + lacking + ", which has no such profile");
 }
 

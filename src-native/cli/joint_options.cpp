@@ -10,7 +10,7 @@ namespace {
 
 // What the plan chooses by itself, with the option that limits the choice.
 const std::set<std::string> kChosen{"--batch-size", "--dtype", "--dtype-of", "--link-bits"};
-const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--max-latency", "--min-agreement"};
+const std::set<std::string> kOnlyJoint{"--batch-sizes", "--dtypes", "--widths", "--min-agreement"};
 
 double fraction(const std::string& option, const std::string& text) {
   char* end = nullptr;
@@ -74,16 +74,17 @@ Group joint_group() {
           {{"--max-latency"},
            "SECONDS",
            "longest time of a microbatch through the idle pipeline\n"
-           "[any]",
+           "or, for a decoder, of a token of a lone text [any]",
            [](CommandLine& c, const std::string& n, const std::string& v) {
-             c.choice.max_latency_s = positive_number(n, v);
+             c.choice.max_latency_s = c.request.texts.max_token_s = positive_number(n, v);
            }},
           {{"--min-throughput"},
            "RATE",
            "with --objective energy: least number of items per\n"
-           "second [any]",
+           "second; with --objective latency for a decoder: of\n"
+           "tokens of all texts [any]",
            [](CommandLine& c, const std::string& n, const std::string& v) {
-             c.solver.min_items_per_s = positive_number(n, v);
+             c.solver.min_items_per_s = c.request.texts.min_tokens_per_s = positive_number(n, v);
            }},
       }};
 }
@@ -93,7 +94,7 @@ void check_joint(const CommandLine& line, const std::vector<std::string>& given)
     if (!line.joint && kOnlyJoint.count(name) != 0) {
       throw UsageError(name + " needs --plan auto, which chooses what it limits");
     }
-    if (name == "--min-throughput" && line.solver.objective != Objective::kEnergy) {
+    if (name == "--min-throughput" && line.solver.objective == Objective::kThroughput) {
       throw UsageError(name + " needs --objective energy, which would otherwise choose a slower plan");
     }
     if (!line.joint) continue;

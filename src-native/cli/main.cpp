@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <filesystem>
 #include <new>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -26,6 +28,7 @@
 #include "options.hpp"
 #include "problem_json.hpp"
 #include "report.hpp"
+#include "text.hpp"
 
 namespace pipeedge::cli {
 namespace {
@@ -147,6 +150,8 @@ NamedProblem read_request(const CommandLine& line) {
     named.problem = std::move(assembly.problem);
     named.left_out = std::move(assembly.left_out);
     named.warnings = std::move(assembly.warnings);
+    named.texts = assembly.texts;
+    named.chunk = assembly.chunk;
   } else {
     named = read_problem(line.problem);
   }
@@ -203,6 +208,77 @@ void say_plan_of_run(const CommandLine& line, const Messages& messages, const An
   }
 }
 
+// "; with 8 streams, a context of 512 fits": how far the request of a decoder would have to be reduced.
+std::string what_fits(const CommandLine& line, const Answer& answer) {
+  if (!answer.named.texts || !answer.why || !answer.why->of_memory()) return "";
+  CommandLine smaller = line;
+  smaller.solver.objective = Objective::kThroughput;
+  smaller.solver.time_limit_s = std::min(line.solver.time_limit_s, 1.0);
+  yaml::Texts& texts = smaller.request.texts;
+  const auto fits = [&](double streams, double context) {
+    texts = yaml::Texts{};
+    texts.streams = streams;
+    texts.context = context;
+    NamedProblem named = read_request(smaller);
+    apply_options(named, smaller);
+    return plan_only(std::move(named), smaller).found();
+  };
+  // The largest of 1 to `most` units that fits; 0 if none does.
+  const auto largest = [](double most, auto each) {
+    double enough = 0;
+    for (double beyond = most; beyond - enough > 1;) {
+      const double middle = std::floor((enough + beyond) / 2);
+      (each(middle) ? enough : beyond) = middle;
+    }
+    return enough;
+  };
+  constexpr double kPage = 32;
+  const yaml::Texts& asked = *answer.named.texts;
+  const double pages =
+      largest(std::ceil(asked.context / kPage), [&](double count) { return fits(asked.streams, count * kPage); });
+  const double streams = largest(asked.streams, [&](double count) { return fits(count, asked.context); });
+  if (pages == 0 && streams == 0) return "; not even a text of 32 tokens fits";
+  std::string text;
+  if (pages > 0) {
+    text += "; with --streams " + yaml::number_text(asked.streams) + ", the longest context that fits is " +
+            yaml::number_text(pages * kPage);
+  }
+  if (streams > 0) {
+    text += "; with --context " + yaml::number_text(asked.context) + ", at most " +
+            yaml::plural(static_cast<std::size_t>(streams), "stream") + (streams == 1 ? " fits" : " fit");
+  }
+  return text;
+}
+
+// The head of a decoder is on the data host: says so if another host were a better one.
+void say_best_data_host(const CommandLine& line, const Messages& messages, const Answer& here) {
+  if (!here.named.texts || !line.problem.empty() || here.given || here.solution.status != Status::kOptimal) return;
+  CommandLine other = line;
+  std::string best;
+  double value = here.solution.objective;
+  const Problem& problem = here.named.problem;
+  std::set<std::pair<std::string, bool>> tried;
+  for (int host = 0; host < problem.host_count(); ++host) {
+    const DeviceType* const type = problem.settings.front().type(host);
+    const bool linked = std::any_of(problem.links.begin(), problem.links.end(),
+                                    [&](const Link& link) { return link.from == host || link.to == host; });
+    if (host == problem.data_host || type == nullptr) continue;
+    if (!linked && !tried.emplace(type->name, linked).second) continue;
+    other.request.data_host = problem.hosts[static_cast<std::size_t>(host)];
+    NamedProblem named = read_request(other);
+    apply_options(named, other);
+    const Answer there = plan_only(std::move(named), other);
+    if (there.solution.status != Status::kOptimal || there.solution.objective >= value * (1 - 1e-6)) continue;
+    value = there.solution.objective;
+    best = other.request.data_host;
+  }
+  if (best.empty()) return;
+  const bool alone = line.solver.objective == Objective::kLatency;
+  messages.say("with its data on " + yaml::printable(best) + ", which is a better place for the head, a run would " +
+               (alone ? "take " + seconds_text(value) + " a token" : "have " + figure_text(1 / value) + " tokens/s") +
+               "; see --data-host " + yaml::printable(best));
+}
+
 // Prints what was found out for one plan.
 int say(const Answer& answer, const CommandLine& line, const Messages& messages) {
   const bool accepted = answer.found() && answer.fatal() == nullptr;
@@ -215,11 +291,11 @@ int say(const Answer& answer, const CommandLine& line, const Messages& messages)
   for (const WhatIf& one : answer.what_ifs) messages.say(what_if_line(answer, one));
   if (accepted) {
     if (line.format == Format::kJson) print(report_json(answer));
-    say_plan_of_run(line, messages, answer);
+    answer.named.texts ? say_best_data_host(line, messages, answer) : say_plan_of_run(line, messages, answer);
     return kDone;
   }
   if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(answer));
-  messages.say("error: " + refusal(answer));
+  messages.say("error: " + refusal(answer) + what_fits(line, answer));
   return kInfeasible;
 }
 
@@ -239,6 +315,9 @@ int run(const CommandLine& line, const Messages& messages) {
   if (!named.plans.empty()) {
     print(reports_json(evaluate_plans(named, line)));
     return kDone;
+  }
+  if (line.solver.objective == Objective::kEnergy && named.problem.returns()) {
+    throw UsageError("--objective energy: texts are planned for throughput or latency");
   }
   if (line.solver.objective == Objective::kEnergy) require_watts(named.problem, line.problem.empty());
   return say(plan(std::move(named), line), line, messages);

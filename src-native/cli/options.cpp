@@ -101,8 +101,8 @@ std::vector<Group> option_groups() {
             }},
            {{"-d", "--dtype"},
             "TYPE",
-            "float32, float16, bfloat16 or int8, with or without\n"
-            "the prefix \"torch.\" [torch.float32]",
+            "float32, float16, bfloat16, int8 or int4, with or\n"
+            "without the prefix \"torch.\" [torch.float32]",
             [](CommandLine& c, const std::string& n, const std::string& v) { c.request.dtype = nonempty(n, v); }},
            {{"--dtype-of"},
             "TYPE=DTYPE",
@@ -115,6 +115,31 @@ std::vector<Group> option_groups() {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is not of the form TYPE=DTYPE");
               }
               c.request.dtype_of[v.substr(0, equals)] = nonempty(n, v.substr(equals + 1));
+            }},
+           {{"--streams"},
+            "N",
+            "texts that a decoder writes at a time [1]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.texts.streams = whole_number(n, v, 1, 4096);
+            }},
+           {{"--context"},
+            "N",
+            "longest text of a decoder in tokens, which memory is\n"
+            "for [the model's]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.texts.context = whole_number(n, v, 1, 1e9);
+            }},
+           {{"--prompt-tokens"},
+            "N",
+            "tokens of a decoder's prompt [a quarter of --context]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.texts.prompt = whole_number(n, v, 1, 1e9);
+            }},
+           {{"--answer-tokens"},
+            "N",
+            "tokens of its answer [the rest of --context]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.texts.answer = whole_number(n, v, 1, 1e9);
             }},
            {{"--tokens"},
             "N",
@@ -200,9 +225,17 @@ std::vector<Group> option_groups() {
               if (v != "throughput" && v != "latency" && v != "energy") {
                 throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput, latency nor energy");
               }
+              c.request.texts.alone = v == "latency";
               c.solver.objective = v == "latency"  ? Objective::kLatency
                                    : v == "energy" ? Objective::kEnergy
                                                    : Objective::kThroughput;
+            }},
+           {{"--max-first-token"},
+            "SECONDS",
+            "longest time to the first token of a decoder's text\n"
+            "[any]",
+            [](CommandLine& c, const std::string& n, const std::string& v) {
+              c.request.texts.max_first_token_s = positive_number(n, v);
             }},
            {{"--time-limit"},
             "SECONDS",

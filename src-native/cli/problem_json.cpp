@@ -97,6 +97,7 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.receive_s = per_layer(view, "receive_s", layers);
   type.send_s = per_layer(view, "send_s", layers);
   type.activation_bytes = per_layer(view, "activation_bytes", layers);
+  type.state_bytes = per_layer(view, "state_bytes", layers);
   type.loss = per_layer(view, "loss", layers, kInfinity);
   type.feed_s = number_or(view, "feed_s", 0);
   type.collect_s = number_or(view, "collect_s", 0);
@@ -140,7 +141,19 @@ class Reader {
     named_.dtype = named_.joint ? "" : text_or(root_, "dtype", "");
     read_model(entries.front());
     for (const View& entry : entries) add_hosts(entry);
-    for (const View& entry : entries) add_setting(entry);
+    for (const View& entry : entries) problem_.settings.push_back(setting_from(entry));
+    problem_.most_items = number_or(root_, "most_items", kInfinity);
+    for (const View& entry : items_of(root_, "asides")) problem_.asides.push_back(aside_from(entry));
+    for (const View& entry : items_of(root_, "either")) problem_.either.push_back(aside_from(entry));
+    if (const auto texts = root_.find("texts"); texts && !texts->is_null()) {
+      named_.texts.emplace();
+      named_.texts->streams = texts->at("streams").number();
+      named_.texts->context = texts->at("context").number();
+      named_.texts->prompt = texts->at("prompt_tokens").number();
+      named_.texts->answer = texts->at("answer_tokens").number();
+      named_.chunk = texts->at("chunk").number();
+      if (problem_.asides.empty()) texts->fail("needs asides, the last of which is a chunk of a prompt");
+    }
     add_links(root_);
     for (std::size_t e = 0; e < entries.size() && named_.joint; ++e) add_links(entries[e]);
     read_data_host(entries);
@@ -197,7 +210,18 @@ class Reader {
     if (problem_.hosts.empty()) hosts.fail("lists no host");
   }
 
-  void add_setting(const View& entry) {
+  Aside aside_from(const View& entry) const {
+    Aside aside;
+    aside.name = entry.at("name").text();
+    aside.repeats = number_or(entry, "repeats", 0);
+    aside.fixed_s = number_or(entry, "fixed_s", 0);
+    aside.max_s = number_or(entry, "max_s", kInfinity);
+    aside.longest_limit_s = number_or(entry, "max_longest_s", kInfinity);
+    for (const View& one : entry.at("settings").items()) aside.settings.push_back(setting_from(one));
+    return aside;
+  }
+
+  Setting setting_from(const View& entry) const {
     const std::size_t layers = problem_.model.mem_bytes.size();
     Setting setting;
     setting.dtype = text_or(entry, "dtype", "");
@@ -219,7 +243,7 @@ class Reader {
     for (const View& host : inherited(entry, "hosts").items()) {
       setting.type_of[static_cast<std::size_t>(hosts_.find(host.at("name")))] = types.find(host.at("type"));
     }
-    problem_.settings.push_back(std::move(setting));
+    return setting;
   }
 
   // A setting may repeat the sizes of the model; weights of its own are those of its types.
@@ -359,6 +383,7 @@ void write_type(JsonWriter& json, const DeviceType& type) {
   write_known(json, "receive_s", type.receive_s);
   write_known(json, "send_s", type.send_s);
   write_known(json, "activation_bytes", type.activation_bytes);
+  write_known(json, "state_bytes", type.state_bytes);
   write_known(json, "loss", type.loss);
   json.key("feed_s").value(type.feed_s);
   json.key("collect_s").value(type.collect_s);
@@ -390,6 +415,23 @@ void write_setting(JsonWriter& json, const Problem& problem, const Setting& sett
     if (type == nullptr) continue;
     json.open('{').key("name").value(problem.hosts[static_cast<std::size_t>(host)]);
     json.key("type").value(type->name).close('}');
+  }
+  json.close(']');
+}
+
+void write_asides(JsonWriter& json, const char* key, const Problem& problem, const std::vector<Aside>& asides) {
+  if (asides.empty()) return;
+  json.key(key).open('[');
+  for (const Aside& aside : asides) {
+    json.open('{').key("name").value(aside.name).key("repeats").value(aside.repeats);
+    json.key("fixed_s").value(aside.fixed_s).key("max_s").value(aside.max_s);
+    json.key("max_longest_s").value(aside.longest_limit_s).key("settings").open('[');
+    for (const Setting& setting : aside.settings) {
+      json.open('{');
+      write_setting(json, problem, setting);
+      json.close('}');
+    }
+    json.close(']').close('}');
   }
   json.close(']');
 }
@@ -467,7 +509,8 @@ std::string problem_json(const NamedProblem& named) {
     for (const int layer : problem.model.shared_with) json.value(layer + 1);
     json.close(']');
   }
-  if (named.joint) {
+  const bool several = named.joint || problem.settings.size() > 1 || problem.returns();
+  if (several) {
     json.key("settings").open('[');
     for (const Setting& setting : problem.settings) {
       json.open('{');
@@ -479,6 +522,14 @@ std::string problem_json(const NamedProblem& named) {
   } else {
     write_setting(json, problem, problem.settings.front());
   }
+  if (problem.returns()) json.key("most_items").value(problem.most_items);
+  if (named.texts) {
+    json.key("texts").open('{').key("streams").value(named.texts->streams);
+    json.key("context").value(named.texts->context).key("prompt_tokens").value(named.texts->prompt);
+    json.key("answer_tokens").value(named.texts->answer).key("chunk").value(named.chunk).close('}');
+  }
+  write_asides(json, "asides", problem, problem.asides);
+  write_asides(json, "either", problem, problem.either);
   json.key("links").open('[');
   for (const Link& link : problem.links) {
     json.open('{');

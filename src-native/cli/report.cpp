@@ -57,6 +57,42 @@ const char* objective_name(const Answer& answer) {
   return "throughput";
 }
 
+// Items a second; those of a decoder are tokens.
+std::string rate_words(const Answer& answer, double items_per_s) {
+  return answer.named.texts ? figure_text(items_per_s) + " tokens/s" : rate_text(items_per_s);
+}
+
+// What a plan means for the texts of a decoder.
+struct TextFigures {
+  double groups = 1;       // in which the streams step
+  double tokens_per_s = 0; // of all streams
+  double token_s = 0;      // of a lone stream
+  double first_token_s = 0;
+};
+
+TextFigures text_figures(const Answer& answer) {
+  const double streams = answer.named.texts->streams;
+  const Problem& problem = problem_of(answer);
+  TextFigures found;
+  found.first_token_s = answer.costs.asides.back().total_s;
+  if (problem.either.empty()) {
+    found.groups = streams / answer.solution.batch_size;
+    found.tokens_per_s = answer.solution.items_per_s();
+    found.token_s = answer.costs.asides.front().total_s;
+    return found;
+  }
+  found.token_s = answer.solution.latency_s;
+  for (std::size_t g = 0; g < problem.either.size(); ++g) {
+    const AsideCost& cost = answer.costs.either[g];
+    const double rows = problem.either[g].settings.front().batch_size;
+    const double rate = std::min(rows / cost.longest_s, streams / cost.latency_s);
+    if (rate <= loosened(found.tokens_per_s)) continue;
+    found.tokens_per_s = rate;
+    found.groups = streams / rows;
+  }
+  return found;
+}
+
 bool by_energy(const Answer& answer) { return answer.options.objective == Objective::kEnergy; }
 
 // A value of the objective. Where the plan does not choose the microbatch size, seconds are those of a microbatch.
@@ -71,7 +107,7 @@ std::string objective_text(const Answer& answer, double objective) {
     case Objective::kEnergy: return energy_text(objective);
     case Objective::kThroughput: break;
   }
-  return rate_text(1 / objective);
+  return rate_words(answer, 1 / objective);
 }
 
 std::string bound_text(const Answer& answer) {
@@ -119,6 +155,7 @@ Bottleneck find_bottleneck(const Answer& answer) {
   }
   consider("data", Bottleneck::kDataHost, Bottleneck::kDataHost,
            std::max(answer.costs.feeding_s, answer.costs.collecting_s));
+  if (answer.solution.period_s > loosened(worst.seconds)) consider("latency", 0, 0, answer.solution.period_s);
   return worst;
 }
 
@@ -136,6 +173,10 @@ std::string bottleneck_words(const Answer& answer) {
   const std::string seconds = seconds_text(worst.seconds);
   if (worst.kind == std::string("link")) {
     return "the link from " + from + " to " + stage_text(answer, worst.to) + " takes " + seconds;
+  }
+  if (worst.kind == std::string("latency")) {
+    return "a step takes " + seconds_text(answer.solution.latency_s) +
+           " through all stages and back, and no stage is busy all of that time";
   }
   if (worst.kind == std::string("data")) {
     const bool feeds = answer.costs.feeding_s >= answer.costs.collecting_s;
@@ -172,11 +213,13 @@ std::string why_text(const Answer& answer, const WhyNone& why, std::size_t hosts
              hosts_text(hosts) + ")";
     case Kind::kCut: return "no cut of the layers fits the hosts";
     case Kind::kThroughput:
-      return "none has a throughput of " + rate_text(answer.options.min_items_per_s) + "; the fastest has " +
-             rate_text(why.items_per_s) + ": lower --min-throughput";
+      return "none has a throughput of " + rate_words(answer, answer.options.min_items_per_s) + "; the fastest has " +
+             rate_words(answer, why.items_per_s) + ": lower --min-throughput";
     case Kind::kLoss:
       return "none has an agreement of " + figure_text(1 - problem_of(answer).max_loss) +
              "; lower --min-agreement, or profile more number types and bits";
+    case Kind::kAside:
+      return "none keeps --max-latency, --max-first-token and --min-throughput; relax them";
     case Kind::kLatency:
       return "none has a latency of at most " + seconds_text(problem_of(answer).max_latency_s) + "; one of " +
              seconds_text(why.latency_s) + " exists";
@@ -309,6 +352,22 @@ std::string energy_words(const Answer& answer) {
   return energy_text(*answer.costs.joules / size) + ": " + yaml::listing(parts, parts.size());
 }
 
+// Lines about the texts of a decoder.
+std::string text_lines(const Answer& answer) {
+  const yaml::Texts& texts = *answer.named.texts;
+  const TextFigures figures = text_figures(answer);
+  std::vector<std::string> caches;
+  for (const StageCost& cost : answer.costs.stages) caches.push_back(megabytes_text(cost.state_bytes) + " MB");
+  return "streams      " + figure_text(texts.streams) + " in " +
+         yaml::plural(static_cast<std::size_t>(figures.groups + 0.5), "group") + "; contexts of up to " +
+         figure_text(texts.context) + " tokens take " + yaml::listing(caches, caches.size()) + "\n" +
+         "throughput   " + figure_text(figures.tokens_per_s) + " tokens/s of all streams, " +
+         seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream\n" +
+         "latency      " + seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
+         seconds_text(figures.first_token_s) + " after a prompt of " + figure_text(texts.prompt) + " tokens, in chunks of " +
+         figure_text(answer.named.chunk) + "\n";
+}
+
 std::string bits_words(int bits) { return bits == 0 ? "uncompressed" : std::to_string(bits) + " bits"; }
 
 // What was chosen, and what is the next best instead.
@@ -358,7 +417,7 @@ std::string effect_text(const Answer& answer, const LossOfHost& one) {
   }
   const Solution& after = one.loss.after;
   const double ratio = after.items_per_s() / answer.solution.items_per_s();
-  return rate_text(after.items_per_s()) + (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
+  return rate_words(answer, after.items_per_s()) + (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
          (answer.options.objective == Objective::kLatency ? ", at a latency of " + seconds_text(after.latency_s) : "") +
          (after.status == Status::kOptimal ? "" : ", " + quality_text(after));
 }
@@ -402,6 +461,7 @@ void write_stage(JsonWriter& json, const Answer& answer, std::size_t s) {
   json.key("link_loss").value(cost.link_loss);
   if (cost.joules) json.key("joules").value(*cost.joules);
   json.key("mem_bytes").value(cost.mem_bytes);
+  if (cost.state_bytes > 0) json.key("state_bytes").value(cost.state_bytes);
   json.key("activation_bytes").value(cost.activation_bytes);
   json.key("buffer_bytes").value(cost.buffer_bytes);
   if (answer.before.known()) {
@@ -474,6 +534,23 @@ void write_next_best(JsonWriter& json, const Answer& answer, const NextBest& nex
   json.key("loss").value(next.loss).key("planned_anew").value(next.planned_anew()).close('}');
 }
 
+void write_text(JsonWriter& json, const Answer& answer) {
+  const yaml::Texts& texts = *answer.named.texts;
+  const TextFigures figures = text_figures(answer);
+  json.key("text").open('{');
+  json.key("streams").value(texts.streams);
+  json.key("groups").value(figures.groups);
+  json.key("context").value(texts.context);
+  json.key("prompt_tokens").value(texts.prompt);
+  json.key("answer_tokens").value(texts.answer);
+  json.key("chunk").value(answer.named.chunk);
+  json.key("tokens_per_s").value(figures.tokens_per_s);
+  json.key("between_tokens_s").value(texts.streams / figures.tokens_per_s);
+  json.key("token_s").value(figures.token_s);
+  json.key("first_token_s").value(figures.first_token_s);
+  json.close('}');
+}
+
 void write_moments(JsonWriter& json, const Answer& answer) {
   if (answer.moments.empty()) return;
   json.key("moments").open('[');
@@ -504,6 +581,7 @@ void write_report(JsonWriter& json, const Answer& answer) {
   json.key("bottleneck_s").value(solution.period_s);
   json.key("throughput_items_per_s").value(solution.items_per_s());
   json.key("latency_s").value(solution.latency_s);
+  if (answer.named.texts) write_text(json, answer);
   json.key("loss").value(solution.loss);
   json.key("max_loss").value(problem_of(answer).max_loss);
   json.key("losses_known").value(answer.named.losses_known());
@@ -540,7 +618,7 @@ std::string schedule_yaml(const Answer& answer) {
   std::string text;
   if (answer.named.joint) {
     const std::string size = figure_text(answer.solution.batch_size);
-    text = "# microbatches of " + size + ": runtime.py -u " + size + "\n";
+    if (!answer.named.texts) text = "# microbatches of " + size + ": runtime.py -u " + size + "\n";
   }
   for (std::size_t s = 0; s < answer.solution.stages.size(); ++s) {
     const Stage& stage = answer.solution.stages[s];
@@ -564,7 +642,7 @@ std::string in_one_line(const std::string& schedule) {
   return text;
 }
 
-std::string throughput_text(const Answer& answer) { return rate_text(answer.solution.items_per_s()); }
+std::string throughput_text(const Answer& answer) { return rate_words(answer, answer.solution.items_per_s()); }
 
 std::string explanation(const Answer& answer, std::size_t room) {
   const Problem& problem = problem_of(answer);
@@ -574,14 +652,21 @@ std::string explanation(const Answer& answer, std::size_t room) {
   std::string text = yaml::printable(answer.named.model) + ": " + std::to_string(problem.layers()) +
                      (problem.layers() == 1 ? " layer" : " layers");
   text += joint ? (answer.given ? ", " : ", planned jointly ") + how + "\n"
-                : ", microbatches of " + std::to_string(static_cast<long long>(solution.batch_size)) + ", " +
+                : (answer.named.texts ? std::string(", steps of ") + figure_text(solution.batch_size) +
+                                            (solution.batch_size == 1 ? " token, " : " tokens, ")
+                                      : ", microbatches of " +
+                                            std::to_string(static_cast<long long>(solution.batch_size)) + ", ") +
                       answer.named.dtype + ", " + how + "\n";
   text += stage_table(answer, room);
-  if (joint) text += "microbatch   " + figure_text(solution.batch_size) + " items\n";
+  if (joint && !answer.named.texts) text += "microbatch   " + figure_text(solution.batch_size) + " items\n";
   if (problem.data_host >= 0) text += data_host_line(answer);
   text += "bottleneck   " + bottleneck_words(answer) + "\n";
-  text += "throughput   " + rate_text(solution.items_per_s()) + "\n";
-  text += "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
+  if (answer.named.texts) {
+    text += text_lines(answer);
+  } else {
+    text += "throughput   " + rate_words(answer, solution.items_per_s()) + "\n";
+    text += "latency      " + seconds_text(solution.latency_s) + " for one microbatch through the idle pipeline\n";
+  }
   if (joint) {
     text += "agreement    " + agreement_text(answer, solution.loss) + " expected" +
             (answer.named.losses_known() ? ", at least " + figure_text(1 - problem.max_loss) + " wanted" : "") + "\n";
@@ -611,7 +696,7 @@ std::string losses_text(const Answer& answer) {
 std::string what_if_line(const Answer& answer, const WhatIf& what_if) {
   const bool latency = answer.options.objective == Objective::kLatency;
   const auto figure = [&](const Solution& solution) {
-    return rate_text(solution.items_per_s()) +
+    return rate_words(answer, solution.items_per_s()) +
            (latency ? " at a latency of " + seconds_text(solution.latency_s) : std::string());
   };
   const Solution& today = answer.solution;

@@ -93,7 +93,10 @@ class Alternatives {
   void keep_best(NextBest& best, const std::vector<Stage>& stages, int instead) const {
     const Costs costs = evaluate(problem_, links_, stages);
     const double objective = objective_of(costs, solution_.batch_size, options_.objective);
-    if (!costs.fits() || costs.loss > loosened(problem_.max_loss) || costs.latency_s > problem_.max_latency_s) return;
+    if (!costs.fits() || costs.loss > loosened(problem_.max_loss) || costs.latency_s > problem_.max_latency_s ||
+        !keeps_asides(problem_, costs)) {
+      return;
+    }
     if (loosened(solution_.batch_size) < options_.min_items_per_s * costs.period_s) return;
     if (!(objective < kInfinity) || !(costs.loss < kInfinity)) return;
     if (best.feasible && std::make_pair(objective, costs.loss) >= std::make_pair(best.objective, best.loss)) return;

@@ -20,16 +20,27 @@ void check(double value, double least, const std::string& what) {
   }
 }
 
+// Calls visit(setting) for all settings, those of other kinds of microbatches included.
+template <typename Visit>
+void each_setting(Problem& problem, Visit visit) {
+  for (Setting& setting : problem.settings) visit(setting);
+  for (std::vector<Aside>* asides : {&problem.asides, &problem.either}) {
+    for (Aside& aside : *asides) {
+      for (Setting& setting : aside.settings) visit(setting);
+    }
+  }
+}
+
 // Calls change(type) for the device type of a host in each setting that has the host, which gets one of its own.
 template <typename Change>
 void change_types(Problem& problem, int host, Change change) {
-  for (Setting& setting : problem.settings) {
-    if (setting.type(host) == nullptr) continue;
+  each_setting(problem, [&](Setting& setting) {
+    if (setting.type(host) == nullptr) return;
     DeviceType own = *setting.type(host);
     change(own);
     setting.type_of[at(host)] = static_cast<int>(setting.types.size());
     setting.types.push_back(std::move(own));
-  }
+  });
 }
 
 void slow_down(DeviceType& type, double slowness) {
@@ -41,7 +52,7 @@ void slow_down(DeviceType& type, double slowness) {
 
 // Hosts that were equivalent stay so where they have changed in the same way.
 void change_hosts(Problem& problem, const std::vector<HostCondition>& hosts) {
-  for (Setting& setting : problem.settings) {
+  each_setting(problem, [&](Setting& setting) {
     std::map<std::tuple<int, double, double>, int> changed;
     for (const HostCondition& one : hosts) {
       if (setting.type(one.host) == nullptr || (one.slowness == 1 && one.occupied_bytes == 0)) continue;
@@ -56,7 +67,7 @@ void change_hosts(Problem& problem, const std::vector<HostCondition>& hosts) {
       }
       type_of = entry->second;
     }
-  }
+  });
 }
 
 }  // namespace
@@ -97,7 +108,7 @@ Problem with_conditions(Problem problem, const Conditions& conditions) {
 Problem without_host(Problem problem, int host) {
   const auto renumbered = [host](int other) { return other > host ? other - 1 : other; };
   problem.hosts.erase(problem.hosts.begin() + host);
-  for (Setting& setting : problem.settings) setting.type_of.erase(setting.type_of.begin() + host);
+  each_setting(problem, [&](Setting& setting) { setting.type_of.erase(setting.type_of.begin() + host); });
   auto& links = problem.links;
   links.erase(std::remove_if(links.begin(), links.end(),
                              [&](const Link& link) { return link.from == host || link.to == host; }),
@@ -118,29 +129,27 @@ Problem without_stages_on(Problem problem, int host) {
 }
 
 Problem with_hosts(Problem problem, const std::string& type, int count) {
-  std::vector<int> type_of;
-  bool any = false;
-  for (const Setting& setting : problem.settings) {
+  const auto index = [&](const Setting& setting) {
     const auto found = std::find_if(setting.types.begin(), setting.types.end(),
                                     [&](const DeviceType& one) { return one.name == type; });
-    any = any || found != setting.types.end();
-    type_of.push_back(found == setting.types.end() ? Setting::kUnprofiled
-                                                   : static_cast<int>(found - setting.types.begin()));
-  }
+    return found == setting.types.end() ? Setting::kUnprofiled : static_cast<int>(found - setting.types.begin());
+  };
+  const bool any = std::any_of(problem.settings.begin(), problem.settings.end(),
+                               [&](const Setting& setting) { return index(setting) != Setting::kUnprofiled; });
   for (int added = 0, number = 1; added < count && any; ++number) {
     const std::string name = type + " (new " + std::to_string(number) + ")";
     if (std::find(problem.hosts.begin(), problem.hosts.end(), name) != problem.hosts.end()) continue;
     ++added;
     problem.hosts.push_back(name);
-    for (std::size_t s = 0; s < type_of.size(); ++s) problem.settings[s].type_of.push_back(type_of[s]);
+    each_setting(problem, [&](Setting& setting) { setting.type_of.push_back(index(setting)); });
   }
   return problem;
 }
 
 Problem with_bandwidth(Problem problem, double factor) {
-  for (Setting& setting : problem.settings) {
+  each_setting(problem, [&](Setting& setting) {
     for (DeviceType& type : setting.types) type.bw_bytes_per_s *= factor;
-  }
+  });
   for (Link& link : problem.links) link.bw_bytes_per_s *= factor;
   return problem;
 }

@@ -106,23 +106,90 @@ double send_seconds(const Problem& problem, const DeviceType& type, int host, in
   return type.send_s[at(cut - 1)];
 }
 
+namespace {
+
+void raise_to(DataHost& data, const DeviceType* type) {
+  if (type == nullptr) return;
+  const auto raise = [](double& most, double value) { most = std::max(most, value); };
+  raise(data.feed_s, type->feed_s);
+  raise(data.collect_s, type->collect_s);
+  raise(data.both_s, type->feed_s + type->collect_s);
+  raise(data.input_send_s, type->input_send_s);
+  raise(data.output_receive_s, type->output_receive_s);
+  data.busy_w = data.busy_w < 0 || type->busy_w < 0 ? -1 : std::max(data.busy_w, type->busy_w);
+  data.idle_w = type->idle_w;
+}
+
+}  // namespace
+
 DataHost data_host_of(const Problem& problem, double batch_size) {
   DataHost data;
-  const auto raise = [](double& most, double value) { most = std::max(most, value); };
   for (const Setting& setting : problem.settings) {
-    if (setting.batch_size != batch_size || problem.data_host == -1) continue;
-    const DeviceType* const type = setting.type(problem.data_host);
-    if (type == nullptr) continue;
-    raise(data.feed_s, type->feed_s);
-    raise(data.collect_s, type->collect_s);
-    raise(data.both_s, type->feed_s + type->collect_s);
-    raise(data.input_send_s, type->input_send_s);
-    raise(data.output_receive_s, type->output_receive_s);
-    data.busy_w = data.busy_w < 0 || type->busy_w < 0 ? -1 : std::max(data.busy_w, type->busy_w);
-    data.idle_w = type->idle_w;
+    if (setting.batch_size == batch_size && problem.data_host != -1) raise_to(data, setting.type(problem.data_host));
   }
   return data;
 }
+
+DataHost data_host_of(const Problem& problem, const Aside& aside) {
+  DataHost data;
+  for (const Setting& setting : aside.settings) {
+    if (problem.data_host != -1) raise_to(data, setting.type(problem.data_host));
+  }
+  return data;
+}
+
+bool keeps_asides(const Problem& problem, const Costs& costs) {
+  const auto keeps = [](const Aside& aside, const AsideCost& cost) {
+    return cost.total_s <= loosened(aside.max_s) && cost.latency_s <= loosened(aside.latency_limit_s) &&
+           cost.longest_s <= loosened(aside.longest_limit_s);
+  };
+  bool any = problem.either.empty();
+  for (std::size_t a = 0; a < problem.either.size(); ++a) any = any || keeps(problem.either[a], costs.either[a]);
+  for (std::size_t a = 0; a < problem.asides.size(); ++a) any = any && keeps(problem.asides[a], costs.asides[a]);
+  return any;
+}
+
+namespace {
+
+AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages,
+                     const Aside& aside) {
+  const DataHost data = data_host_of(problem, aside);
+  AsideCost cost;
+  const auto takes = [&](double seconds) {
+    cost.latency_s += seconds;
+    cost.longest_s = std::max(cost.longest_s, seconds);
+  };
+  takes(data.feeding_s(stages.front().host != problem.data_host));
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    const Stage& stage = stages[s];
+    const Setting& setting = *aside.setting(problem.setting(stage.setting).dtype);
+    if (s == 0 && problem.data_host != -1) {
+      takes(links.seconds(problem.data_host, stage.host, mean_bytes(problem, setting, 0)));
+    }
+    const DeviceType* const type = setting.type(stage.host);
+    if (type == nullptr) return {kInfinity, kInfinity, kInfinity};
+    GrowingStage layers(problem, *type, stage.first);
+    while (layers.last() < stage.last) layers.add_layer();
+    const double compute_s = layers.seconds(receive_seconds(problem, *type, stage.host, stage.first),
+                                            send_seconds(problem, *type, stage.host, stage.last));
+    takes(compute_s);
+    if (stage.host == problem.data_host) {
+      cost.longest_s = std::max(cost.longest_s, compute_s + data.total_s(stage.first > 0, stage.last < problem.layers()));
+    }
+    const bool is_last = s + 1 == stages.size();
+    const int bits = is_last ? 0 : problem.widths[at(stage.width)].bits;
+    const double bytes = is_last ? mean_bytes(problem, setting, stage.last)
+                                 : link_bytes(problem, setting, useful(setting, bits) ? bits : 0, stage.last);
+    if (const int to = is_last ? problem.data_host : stages[s + 1].host; to != -1) {
+      takes(links.seconds(stage.host, to, bytes));
+    }
+  }
+  takes(data.collecting_s(stages.back().host != problem.data_host));
+  cost.total_s = cost.latency_s + aside.repeats * cost.longest_s + aside.fixed_s;
+  return cost;
+}
+
+}  // namespace
 
 Costs evaluate(const Problem& problem, const std::vector<Stage>& stages) {
   return evaluate(problem, LinkTable(problem), stages);
@@ -150,6 +217,7 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
     cost.compute_s = layers.seconds(cost.receive_s, cost.send_s);
     if (stage.host == problem.data_host) cost.data_s = data.total_s(stage.first > 0, stage.last < problem.layers());
     const Setting& before = s == 0 ? setting : problem.setting(stages[s - 1].setting);
+    cost.state_bytes = layers.state_bytes();
     cost.activation_bytes = layers.activation_bytes();
     cost.buffer_bytes = setting.buffers_in * cut_bytes(problem, before, stage.first) +
                         setting.buffers_out * cut_bytes(problem, setting, stage.last);
@@ -180,6 +248,13 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
     costs.stages.push_back(cost);
   }
   costs.latency_s += costs.stages.back().link_out_s;
+  if (problem.returns()) {
+    costs.latency_s += costs.feeding_s + costs.collecting_s;
+    const double batch_size = problem.setting(stages.front().setting).batch_size;
+    costs.period_s = std::max(costs.period_s, costs.latency_s * batch_size / problem.most_items);
+  }
+  for (const Aside& aside : problem.asides) costs.asides.push_back(aside_cost(problem, links, stages, aside));
+  for (const Aside& aside : problem.either) costs.either.push_back(aside_cost(problem, links, stages, aside));
   add_joules(problem, data, stages, costs);
   return costs;
 }

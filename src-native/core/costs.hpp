@@ -24,7 +24,8 @@ struct StageCost {
   double link_out_latency_s = 0;
   double output_bytes = 0;  // of a microbatch that leaves the stage
   double sent_bytes = 0;    // ... at the width of its link
-  double mem_bytes = 0;     // weights + activations + buffers
+  double mem_bytes = 0;     // weights + state + activations + buffers
+  double state_bytes = 0;
   double activation_bytes = 0;
   double buffer_bytes = 0;
   double beside_bytes = 0;  // of the stage that runs on its host until this one takes over
@@ -38,8 +39,17 @@ struct StageCost {
   double worst_s() const { return std::max({busy_s(), link_in_s, link_out_s}); }
 };
 
+// What an aside takes through a plan.
+struct AsideCost {
+  double latency_s = 0;  // of one microbatch
+  double longest_s = 0;  // of its stages, links, feeding and collecting
+  double total_s = 0;    // with those that follow it
+};
+
 struct Costs {
   std::vector<StageCost> stages;
+  std::vector<AsideCost> asides;  // of Problem::asides
+  std::vector<AsideCost> either;  // of Problem::either
   double feeding_s = 0;  // of the data rank, its link to the first stage included
   double collecting_s = 0;
   double period_s = 0;
@@ -49,6 +59,9 @@ struct Costs {
 
   bool fits() const;  // whether no stage takes more memory than its host has
 };
+
+// Whether costs keep the limits of the asides.
+bool keeps_asides(const Problem& problem, const Costs& costs);
 
 // Throws std::invalid_argument unless the stages cover the layers in order, each on a host of its own, in settings of
 // one microbatch size.
@@ -96,6 +109,7 @@ struct DataHost {
   }
 };
 DataHost data_host_of(const Problem& problem, double batch_size);
+DataHost data_host_of(const Problem& problem, const Aside& aside);
 
 // A stage on a device type, growing layer by layer from its first.
 class GrowingStage {
@@ -110,6 +124,7 @@ class GrowingStage {
     const int twin = shared_with_.empty() ? Model::kUnshared : shared_with_[layer];
     const double held = twin < first_ ? 0 : weights_[static_cast<std::size_t>(twin)];
     weight_bytes_ += std::max(0.0, weights_[layer] - held);
+    if (!type_.state_bytes.empty()) state_bytes_ += type_.state_bytes[layer];
     if (!type_.activation_bytes.empty()) {
       activation_bytes_ = std::max(activation_bytes_, type_.activation_bytes[layer]);
     }
@@ -118,8 +133,9 @@ class GrowingStage {
   int first() const { return first_; }
   int last() const { return last_; }
   double layers_s() const { return layers_s_; }
-  // Weights and the largest activation, without buffers.
-  double held_bytes() const { return weight_bytes_ + activation_bytes_; }
+  // Weights, what layers remember, and the largest activation, without buffers.
+  double held_bytes() const { return weight_bytes_ + state_bytes_ + activation_bytes_; }
+  double state_bytes() const { return state_bytes_; }
   double activation_bytes() const { return activation_bytes_; }
   // Seconds of the stage as it is now, or what the host bids for it.
   double seconds(double receive_s, double send_s) const {
@@ -134,6 +150,7 @@ class GrowingStage {
   int last_;
   double layers_s_ = 0;
   double weight_bytes_ = 0;
+  double state_bytes_ = 0;
   double activation_bytes_ = 0;
 };
 

@@ -6,6 +6,11 @@
 #include "objectives.hpp"
 
 namespace pipeedge {
+namespace {
+
+constexpr double kLongest = 1e30;  // seconds; finite, so that the limit counts
+
+}  // namespace
 
 Incumbent::Incumbent(const Problem& problem, const Options& options)
     : problem_(problem), options_(options), clock_(options.time_limit_s), links_(problem) {
@@ -77,6 +82,12 @@ Limits Incumbent::limits() const {
   Limits limits;
   limits.most[kLoss] = problem_.max_loss;
   limits.most[kSeconds] = problem_.max_latency_s;
+  for (std::size_t a = 0; a < problem_.asides.size(); ++a) {
+    const Aside& aside = problem_.asides[a];
+    limits.most[kAside + a] = std::min(aside.max_s - aside.fixed_s, aside.latency_limit_s);
+    // Its stages and links are limited where its seconds are.
+    if (aside.limits()) limits.most[kAside + a] = std::min(limits.most[kAside + a], kLongest);
+  }
   return limits;
 }
 
@@ -89,6 +100,7 @@ KnownPlan Incumbent::known(int s, const Plan& plan, const Score& score) const {
   }
   known.amounts[kLoss] = plan.costs.loss;
   known.amounts[kSeconds] = plan.costs.latency_s;
+  for (std::size_t a = 0; a < plan.costs.asides.size(); ++a) known.amounts[kAside + a] = plan.costs.asides[a].latency_s;
   known.amounts[kScore] = score.second * plan.costs.latency_s + (on_data ? 0 : score.elsewhere);
   return known;
 }

@@ -56,6 +56,7 @@ Instance::Instance(const Problem& problem, const LinkTable& links, double batch_
   measure_buffers();
   classify(links);
   add_modes(links);
+  add_asides(links);
   add_loads();
   measure_links(links);
   bound_layers();
@@ -81,6 +82,9 @@ void Instance::classify(const LinkTable& links) {
     const bool by_table = has_entry[index(h)] != 0;
     std::vector<int> types;
     for (const int s : settings_) types.push_back(problem_.setting(s).type_of[index(h)]);
+    for (const Aside& aside : problem_.asides) {
+      for (const Setting& setting : aside.settings) types.push_back(setting.type_of[index(h)]);
+    }
     auto& same = candidates[{std::move(types), h == problem_.data_host, by_table}];
     const auto found = std::find_if(same.begin(), same.end(), [&](int cls) {
       return !by_table || alike(links, hosts_[index(cls)].front(), h, linked);
@@ -131,6 +135,53 @@ void Instance::add_modes(const LinkTable& links) {
       to_data_.push_back(data == -1 ? 0 : links.seconds(host, data, mean_bytes(problem_, setting, layers())));
     }
   }
+}
+
+void Instance::add_asides(const LinkTable& links) {
+  const int data = problem_.data_host;
+  for (const Aside& aside : problem_.asides) {
+    AsideTimes times;
+    times.data = data_host_of(problem_, aside);
+    times.bytes = aside.settings.front().batch_size / batch_size_;
+    for (const Mode& mode : modes_) {
+      const int host = hosts(mode.cls).front();
+      const Setting& setting = *aside.setting(problem_.setting(mode.setting).dtype);
+      const DeviceType* const type = setting.type(host);
+      double through = 0;
+      for (int cut = 0; cut <= layers(); ++cut) {
+        times.receive.push_back(type == nullptr ? kInfinity : receive_seconds(problem_, *type, host, cut));
+        times.send.push_back(type == nullptr ? kInfinity : send_seconds(problem_, *type, host, cut));
+        times.through.push_back(through);
+        if (cut < layers() && type != nullptr) through += type->time_s[index(cut)];
+      }
+      times.from_data.push_back(data == -1 ? 0 : links.seconds(data, host, mean_bytes(problem_, setting, 0)));
+      times.to_data.push_back(data == -1 ? 0 : links.seconds(host, data, mean_bytes(problem_, setting, layers())));
+    }
+    asides_.push_back(std::move(times));
+  }
+}
+
+Instance::AsideStage Instance::aside_stage(int aside, int mode, int first, int last) const {
+  const AsideTimes& times = asides_[index(aside)];
+  const bool away = this->mode(mode).cls != data_class_;
+  AsideStage found;
+  found.latency_s = times.receive[row(mode) + index(first)] +
+                    (times.through[row(mode) + index(last)] - times.through[row(mode) + index(first)]) +
+                    times.send[row(mode) + index(last)];
+  found.longest_s = found.latency_s + (away ? 0 : times.data.total_s(first > 0, last < layers()));
+  const auto takes = [&](double seconds) {
+    found.latency_s += seconds;
+    found.longest_s = std::max(found.longest_s, seconds);
+  };
+  if (first == 0) {
+    takes(times.data.feeding_s(away));
+    takes(times.from_data[index(mode)]);
+  }
+  if (last == layers()) {
+    takes(times.to_data[index(mode)]);
+    takes(times.data.collecting_s(away));
+  }
+  return found;
 }
 
 void Instance::add_loads() {

@@ -130,6 +130,16 @@ class Instance {
   double link_in(int mode, int cut) const;
   double link_out(int mode, int cut) const;
 
+  // Of an aside: the number of those of the problem, their seconds of a stage without and with the data rank's own work,
+  // at the ends with the data rank's work and links, and the bytes of a link as a multiple of the microbatch's.
+  int asides() const { return static_cast<int>(asides_.size()); }
+  struct AsideStage {
+    double latency_s = 0;  // with feeding, collecting and the data rank's links at the ends
+    double longest_s = 0;
+  };
+  AsideStage aside_stage(int aside, int mode, int first, int last) const;
+  double aside_bytes(int aside) const { return asides_[index(aside)].bytes; }
+
   // Every time of a stage or link in [low, high), clearly below high, as values between which a period can lie.
   std::vector<double> times_between(double low, double high) const;
 
@@ -147,6 +157,15 @@ class Instance {
   void bound_layers();
   void compare_senders();
   bool nests(int mode) const;
+  void add_asides(const LinkTable& links);
+
+  struct AsideTimes {
+    DataHost data;
+    double bytes = 1;                          // as a multiple of those of a microbatch
+    std::vector<double> receive, send;         // [mode, cut]
+    std::vector<double> through;               // [mode, cut]: seconds of the layers before
+    std::vector<double> from_data, to_data;    // by mode
+  };
 
   const Problem& problem_;
   double batch_size_;
@@ -178,6 +197,7 @@ class Instance {
   std::vector<LinkSpeed> best_in_, best_out_;  // the best of each over all partners of a group
   std::vector<double> fastest_;                // lower bound for the layers before each cut
   double longest_layer_ = 0;                   // on its fastest host
+  std::vector<AsideTimes> asides_;
   std::vector<char> as_good_;                  // [sender, sender]; empty where there are too many to compare
 };
 

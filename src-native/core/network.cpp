@@ -1,5 +1,6 @@
 #include "network.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -18,7 +19,8 @@ Network::Network(const Instance& instance, const Limits& limits, std::optional<A
     : instance_(instance), limits_(limits),
       // Finite, so that a link without bandwidth (infinite seconds) always exceeds it.
       longest_(std::min(loosened(limits.period_s), std::numeric_limits<double>::max())) {
-  for (const Amount amount : {kLoss, kSeconds, kScore}) {
+  for (std::size_t number = 0; number < kAmounts; ++number) {
+    const auto amount = static_cast<Amount>(number);
     place_[amount] = -1;
     most_[amount] = loosened(limits.most[amount]);
     const bool none = amount == kLoss && !instance.loses();
@@ -27,6 +29,10 @@ Network::Network(const Instance& instance, const Limits& limits, std::optional<A
     active_.push_back(amount);
   }
   timed_ = place_[kSeconds] >= 0 || (place_[kScore] >= 0 && limits.score.second > 0);
+  for (std::size_t amount = kAside; amount < kAmounts; ++amount) timed_ = timed_ || place_[amount] >= 0;
+  for (std::size_t aside = 0; aside < instance.problem().asides.size(); ++aside) {
+    longest_of_[aside] = loosened(instance.problem().asides[aside].longest_limit_s);
+  }
   narrowest_ = place_[kLoss] < 0;
   linked_ = instance.pairwise() || instance.levels() > 1 || !active_.empty();
   by_reach_ = !linked_ && instance.nested() && instance.settings() == 1;
@@ -103,6 +109,11 @@ bool Network::weigh(int mode, const GrowingStage& stage, double compute_s, doubl
   double seconds = compute_s;
   if (begins) seconds += instance_.link_from_data(mode);
   if (ends) seconds += instance_.link_to_data(mode);
+  if (instance_.problem().returns()) {
+    const bool away = instance_.mode(mode).cls != instance_.data_class();
+    if (begins) seconds += instance_.data().feeding_s(away);
+    if (ends) seconds += instance_.data().collecting_s(away);
+  }
   for (std::size_t k = 0; k < active_.size(); ++k) {
     double rest = 0;  // lower bound for the rest of the plan
     switch (active_[k]) {
@@ -125,6 +136,13 @@ bool Network::weigh(int mode, const GrowingStage& stage, double compute_s, doubl
         if (score.joule > 0) amounts[k] += score.joule * joules(mode, compute_s, begins, ends);
         break;
       }
+      default: {
+        const int aside = active_[k] - kAside;
+        const Instance::AsideStage stage_s = instance_.aside_stage(aside, mode, stage.first(), stage.last());
+        amounts[k] = stage_s.latency_s;
+        if (stage_s.longest_s > longest_of_[at(aside)]) return false;
+        break;
+      }
     }
     if (!(amounts[k] + rest <= most_[active_[k]])) return false;
   }
@@ -132,10 +150,21 @@ bool Network::weigh(int mode, const GrowingStage& stage, double compute_s, doubl
 }
 
 // Sets the active amounts of a link. Returns false if no plan with it keeps the limits.
-bool Network::weigh_hop(double loss, double seconds, double* amounts) const {
+bool Network::weigh_hop(const Load& load, double seconds, const Speed& speed, double* amounts) const {
   for (std::size_t k = 0; k < active_.size(); ++k) {
     const Amount amount = active_[k];
-    amounts[k] = amount == kLoss ? loss : amount == kSeconds ? seconds : limits_.score.second * seconds;
+    switch (amount) {
+      case kLoss: amounts[k] = load.loss; break;
+      case kSeconds: amounts[k] = seconds; break;
+      case kScore: amounts[k] = limits_.score.second * seconds; break;
+      default: {
+        const int aside = amount - kAside;
+        const double bytes = load.bytes * instance_.aside_bytes(aside);
+        amounts[k] = bytes > 0 ? bytes * speed.s_per_byte + speed.latency_s : speed.latency_s;
+        if (!(amounts[k] <= longest_of_[at(aside)])) return false;
+        break;
+      }
+    }
     if (!(amounts[k] <= most_[amount])) return false;
   }
   return true;
@@ -231,7 +260,9 @@ void Network::prepare_table() {
         hop_start_.push_back(static_cast<int>(table.size()));
         if (cut == 0) continue;
         compute_hops(cut, sender, group, [&](int width, const double* amounts) {
-          table.push_back({width, {amounts[0], amounts[1], amounts[2]}});
+          Hop& hop = table.emplace_back();
+          hop.width = width;
+          std::copy_n(amounts, kAmounts, hop.amounts.begin());
         });
       }
     }

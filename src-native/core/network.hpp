@@ -27,8 +27,9 @@
 
 namespace pipeedge {
 
-enum Amount { kLoss = 0, kSeconds = 1, kScore = 2 };
-constexpr std::size_t kAmounts = 3;
+// kAside and those after it are the seconds of the asides.
+enum Amount { kLoss = 0, kSeconds = 1, kScore = 2, kAside = 3 };
+constexpr std::size_t kAmounts = 3 + Problem::kMostAsides;
 using Amounts = std::array<double, kAmounts>;
 
 // Weights that make up the score.
@@ -44,7 +45,7 @@ struct Score {
 // Limits of a plan; infinite where there is none.
 struct Limits {
   double period_s = kInfinity;
-  Amounts most{kInfinity, kInfinity, kInfinity};
+  Amounts most{kInfinity, kInfinity, kInfinity, kInfinity, kInfinity};
   Score score;
 };
 
@@ -162,7 +163,7 @@ class Network {
   }
   ModeStages collect(int mode);
   bool weigh(int mode, const GrowingStage& stage, double compute_s, double* amounts) const;
-  bool weigh_hop(double loss, double seconds, double* amounts) const;
+  bool weigh_hop(const Load& load, double seconds, const Speed& speed, double* amounts) const;
   double joules(int mode, double compute_s, bool begins, bool ends) const;
   void add_resources(const std::vector<ModeStages>& stages);
   void add_arcs(std::vector<ModeStages>& stages);
@@ -184,6 +185,7 @@ class Network {
   bool narrowest_ = false;
   double longest_ = 0;  // the period with its tolerance
   Amounts most_{};      // limits with their tolerance
+  std::array<double, Problem::kMostAsides> longest_of_{};  // of stages and links, by aside
   double next_ = kInfinity;
   std::vector<Ends> ends_;      // by mode
   std::vector<Speed> speeds_;   // [from group, to group]
@@ -200,7 +202,7 @@ class Network {
 
 template <typename Visit>
 void Network::compute_hops(int cut, int sender, int group, Visit visit) const {
-  double amounts[kAmounts] = {0, 0, 0};
+  double amounts[kAmounts] = {};
   const int level = linked_ ? sender % levels() : 0;
   const Load* load = instance_.loads_begin(level, cut);
   const Load* const end = instance_.loads_end(level, cut);
@@ -214,7 +216,7 @@ void Network::compute_hops(int cut, int sender, int group, Visit visit) const {
                                static_cast<std::size_t>(group)];
   for (; load != end; ++load) {
     const double seconds = load->bytes > 0 ? load->bytes * speed.s_per_byte + speed.latency_s : speed.latency_s;
-    if (!(seconds <= longest_) || !weigh_hop(load->loss, seconds, amounts)) continue;
+    if (!(seconds <= longest_) || !weigh_hop(*load, seconds, speed, amounts)) continue;
     visit(load->width, amounts);
     if (!timed_) return;  // the others lose more
   }

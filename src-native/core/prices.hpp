@@ -33,8 +33,13 @@ struct Prices {
       case 0: return 0;
       case 1: return of_active[0] * amounts[0];
       case 2: return of_active[0] * amounts[0] + of_active[1] * amounts[1];
-      default: return of_active[0] * amounts[0] + of_active[1] * amounts[1] + of_active[2] * amounts[2];
+      default: break;
     }
+    double sum = of_active[0] * amounts[0] + of_active[1] * amounts[1];
+    for (int k = 2; k < network.active(); ++k) {
+      sum += of_active[static_cast<std::size_t>(k)] * amounts[k];
+    }
+    return sum;
   }
   double of_arc(const Network& network, int index) const {
     return of_resource[static_cast<std::size_t>(network.resource(network.arc(index)))] +

@@ -118,6 +118,13 @@ void check_setting(const Setting& setting, const Problem& problem) {
     check_type(setting.types[t], "device type " + quoted(setting.types[t].name, t) + ": ",
                problem.model.mem_bytes.size());
   }
+  for (const DeviceType& type : setting.types) {
+    if (problem.returns() && type.bids()) continue;
+    if (!type.state_bytes.empty() && type.state_bytes.size() != problem.model.mem_bytes.size()) {
+      fail("device type " + type.name + ": state_bytes does not have a value for each layer");
+    }
+    for (const double bytes : type.state_bytes) check_number(bytes, "device type " + type.name + ": state_bytes");
+  }
   if (setting.type_of.size() != problem.hosts.size()) fail("a setting does not have a device type for each host");
   for (std::size_t h = 0; h < problem.hosts.size(); ++h) {
     const int type = setting.type_of[h];
@@ -151,6 +158,21 @@ void check_idle_watts(const Problem& problem) {
   }
 }
 
+void check_aside(const Aside& aside, const Problem& problem) {
+  const std::string what = "aside " + aside.name + ": ";
+  check_number(aside.repeats, what + "the repeats");
+  check_number(aside.fixed_s, what + "fixed_s");
+  if (!(aside.max_s > 0)) fail(what + "max_s is not above 0");
+  std::set<std::string> dtypes;
+  for (const Setting& setting : aside.settings) {
+    check_setting(setting, problem);
+    if (!dtypes.insert(setting.dtype).second) fail(what + "the number type " + setting.dtype + " comes twice");
+  }
+  for (const Setting& setting : problem.settings) {
+    if (dtypes.count(setting.dtype) == 0) fail(what + "there is no setting for the number type " + setting.dtype);
+  }
+}
+
 }  // namespace
 
 double Solution::gap() const {
@@ -165,6 +187,10 @@ void validate(const Problem& problem) {
   if (problem.widths.empty()) fail("there is no width for links");
   if (!(problem.max_loss >= 0)) fail("the largest loss is negative or not a number");
   if (!(problem.max_latency_s > 0)) fail("the largest latency is not above 0");
+  if (!(problem.most_items > 0)) fail("the largest number of items under way is not above 0");
+  if (problem.asides.size() + (problem.either.empty() ? 0 : 1) > Problem::kMostAsides) fail("there are too many asides");
+  for (const Aside& aside : problem.asides) check_aside(aside, problem);
+  for (const Aside& aside : problem.either) check_aside(aside, problem);
   std::set<std::string> names;
   for (const std::string& name : problem.hosts) {
     if (!names.insert(name).second) fail("two hosts have the name " + name);

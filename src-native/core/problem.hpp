@@ -20,6 +20,13 @@
 //   period         = max over stages (busy), links, feeding and collecting (throughput = batch_size / period)
 //   latency        = sum over all stages and links: one microbatch through an idle pipeline
 //   loss           = sum over all stages (of their layers) and links (of their cuts, at their widths)
+//   items/s        <= most_items / latency, if at most so many items are under way at a time, and a next one enters only
+//                    when the data rank has collected one: the latency has feeding and collecting then, and the period
+//                    is at least latency * batch_size / most_items. Tokens of texts are such items: a text goes on when
+//                    its last token has come back
+//   aside          = seconds of another kind of microbatch through the same plan, such as a chunk of a prompt: its own
+//                    latency, plus for each further one that follows it the longest of its stages (with feeding and
+//                    collecting on the data host), links, feeding and collecting
 //   joules         = of a microbatch, for each host that is on: busy_w while it computes, idle_w for the rest of the
 //                    period. On are the hosts with a stage, and the data host; links cost nothing
 //
@@ -33,7 +40,7 @@
 // (feeding and collecting, both together, and what its links add, each by itself), as do the watts that it takes for
 // that.
 //
-// A stage fits when  sum of weights + the largest activation_bytes of its layers
+// A stage fits when  sum of weights and of what layers remember (state_bytes) + the largest activation_bytes of its layers
 //                    + buffers_in * bytes(cut in) + buffers_out * bytes(cut out)
 // is at most the type's mem_bytes. A layer that shares its weights with an earlier one of the stage counts as far as
 // it is larger. Buffers count uncompressed, because a link may increase its bits during the run, and what arrives has
@@ -46,7 +53,7 @@
 // on the data host, then the smallest latency. kLatency minimises the latency; ties are broken by the smallest loss,
 // then the smallest period, then the fewest hosts, then a stage on the data host. kEnergy minimises joules /
 // batch_size with a throughput of at least Options::min_items_per_s; ties are broken by the smallest loss. All keep
-// max_loss and max_latency_s. Except for kLatency, links finally get the most bits with which nothing but the latency
+// max_loss, max_latency_s, and the largest seconds of each of `asides` and of any one of `either`. Except for kLatency, links finally get the most bits with which nothing but the latency
 // grows. Hosts of a type are used in the order of the file. Values with a relative difference of at most 1e-9 are
 // equal. kOptimal refers to the objective: ties are broken exactly except in the largest problems, where that effort
 // is limited.
@@ -91,6 +98,7 @@ struct DeviceType {
   double mem_bytes = 0;
   double bw_bytes_per_s = 0;         // of the host's interface, in each direction
   std::vector<double> weight_bytes;  // weights of each layer in this type's number type; empty: Model::mem_bytes
+  std::vector<double> state_bytes;   // that each layer keeps between microbatches; empty: none
   std::vector<double> time_s;        // of each layer, for one microbatch
   double overhead_s = 0;             // of any stage for a microbatch, besides its layers and links
   // For each layer, or empty if unknown:
@@ -142,6 +150,27 @@ struct Setting {
   }
 };
 
+// Another kind of microbatch that passes the same plan.
+struct Aside {
+  std::string name;
+  std::vector<Setting> settings;  // what it costs, one for each number type of the problem's settings
+  double repeats = 0;             // further ones that follow it
+  double fixed_s = 0;             // seconds besides
+  double max_s = kInfinity;       // longest time of all of them through the idle pipeline
+  // Narrower limits of a part of the plans: of one microbatch's latency, and of each stage and link of its way.
+  double latency_limit_s = kInfinity;
+  double longest_limit_s = kInfinity;
+
+  // The setting of a number type; null if there is none.
+  const Setting* setting(const std::string& dtype) const {
+    for (const Setting& one : settings) {
+      if (one.dtype == dtype) return &one;
+    }
+    return nullptr;
+  }
+  bool limits() const { return max_s < kInfinity || latency_limit_s < kInfinity || longest_limit_s < kInfinity; }
+};
+
 // A directed link that overrides the bandwidth of the device types. Zero bandwidth means "no link".
 struct Link {
   int from = 0;  // indices into Problem::hosts
@@ -167,7 +196,13 @@ struct Problem {
   std::vector<Width> widths{1};
   double max_loss = kInfinity;
   double max_latency_s = kInfinity;
+  double most_items = kInfinity;  // under way at a time; finite: each enters when one before it has come back
+  std::vector<Aside> asides;      // at most kMostAsides, with one of `either`
+  std::vector<Aside> either;      // a plan has to keep the limits of one of these
 
+  static constexpr std::size_t kMostAsides = 2;
+
+  bool returns() const { return most_items < kInfinity; }
   int layers() const { return model.layers(); }
   int host_count() const { return static_cast<int>(hosts.size()); }
   const Setting& setting(int index) const { return settings[static_cast<std::size_t>(index)]; }

@@ -103,6 +103,15 @@ bool exceeds_limit(const Problem& problem, const Options& options, WhyNone& why)
   why.kind = WhyNone::Kind::kLoss;
   if (problem.max_loss < kInfinity && !solve(freed, quick).stages.empty()) return true;
   freed = problem;
+  freed.either.clear();
+  for (Aside& aside : freed.asides) aside.max_s = kInfinity;
+  const auto limited = [](const Aside& aside) { return aside.limits(); };
+  why.kind = WhyNone::Kind::kAside;
+  if (std::any_of(problem.asides.begin(), problem.asides.end(), limited) ||
+      std::any_of(problem.either.begin(), problem.either.end(), limited)) {
+    if (!solve(freed, quick).stages.empty()) return true;
+  }
+  freed = problem;
   freed.max_latency_s = kInfinity;
   why.kind = WhyNone::Kind::kLatency;
   if (problem.max_latency_s == kInfinity) return false;

@@ -18,7 +18,13 @@ struct WhyNone {
     kThroughput,  // the fastest plan has items_per_s
     kLoss,        // there is one that loses more
     kLatency,     // there is one of latency_s
+    kAside,       // there is one that exceeds the limits of other kinds of microbatches
   };
+
+  // Whether memory is what is missing, so that a smaller request might have a plan.
+  bool of_memory() const {
+    return kind == Kind::kLayer || kind == Kind::kMemory || kind == Kind::kBuffers || kind == Kind::kCut;
+  }
 
   Kind kind = Kind::kCut;
   int layer = 0;

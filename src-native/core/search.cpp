@@ -111,7 +111,7 @@ class Search {
       const int group = network_.group(network_.arc(begin));
       while (end < network_.end_arc(cut) && network_.group(network_.arc(end)) == group) ++end;
       network_.hops(cut, from.sender, group, [&](int width, const double* amounts) {
-        double before[kAmounts] = {0, 0, 0};
+        double before[kAmounts] = {};
         for (std::size_t k = 0; k < active_; ++k) before[k] = from.amounts[k] + amounts[k];
         for (std::size_t p = 0; p < kinds_; ++p) link_[p] = prices_[p].of(network_, amounts);
         follow(label, width, before, begin, end, level);

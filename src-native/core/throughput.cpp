@@ -28,6 +28,17 @@ struct OpenInterval {
   }
 };
 
+// What plans with a period keep: the latency is at most that of the microbatches under way.
+Limits period_limits(const Incumbent& incumbent, const Size& size, double period_s) {
+  Limits limits = incumbent.limits();
+  limits.period_s = period_s;
+  if (incumbent.problem().returns()) {
+    const double microbatches = incumbent.problem().most_items / size.batch_size;
+    limits.most[kSeconds] = std::min(limits.most[kSeconds], period_s * microbatches);
+  }
+  return limits;
+}
+
 class PeriodSearch {
  public:
   PeriodSearch(Incumbent& incumbent, int s) : incumbent_(incumbent), s_(s), size_(incumbent.size(s)) {}
@@ -55,12 +66,11 @@ class PeriodSearch {
         }
         if (!target) return;
       }
-      Limits limits = incumbent_.limits();
-      limits.period_s = *target;
+      const Limits limits = period_limits(incumbent_, size_, *target);
       const Verdict verdict = size_.feasibility.ask(limits, effort);
       switch (verdict.answer) {
         case Answer::kYes: incumbent_.improve(s_, verdict.path); break;
-        case Answer::kNo: incumbent_.raise_low(s_, verdict.next_period / size_.batch_size); break;
+        case Answer::kNo: incumbent_.raise_low(s_, next_period(verdict, *target) / size_.batch_size); break;
         case Answer::kOpen: open.add(*target); break;
       }
       open.trim(low(), high());
@@ -76,12 +86,20 @@ class PeriodSearch {
   std::optional<double> between(double low, double high, double resolution) const {
     if (!(high > loosened(low)) || high - low <= resolution * high) return std::nullopt;
     if (high > 1.01 * low) return low > high * 1e-6 ? std::sqrt(low) * std::sqrt(high) : high / 8;
+    // Where a period may be a part of a latency, which is a sum, any value may be the optimum.
+    if (incumbent_.problem().returns()) return std::exchange(halves_, !halves_) ? low + (high - low) / 2 : just_below(high);
     return middle_time(size_.instance, low - kRelativeTolerance * low, high);
+  }
+
+  // No plan with a period below this is left after a "no".
+  double next_period(const Verdict& verdict, double asked) const {
+    return incumbent_.problem().returns() ? std::min(verdict.next_period, loosened(asked)) : verdict.next_period;
   }
 
   Incumbent& incumbent_;
   const int s_;
   Size& size_;
+  mutable bool halves_ = false;
 };
 
 const Effort& tie_effort(const Instance& instance) { return instance.loses() ? kLossyTieEffort : kTieEffort; }
@@ -107,8 +125,8 @@ void minimise_stages(Incumbent& incumbent, const Limits& limits) {
 void break_ties(Incumbent& incumbent) {
   const Instance& instance = incumbent.size(incumbent.best_size()).instance;
   const Plan& best = incumbent.best();
-  Limits limits = incumbent.limits();
-  limits.period_s = best.value * instance.batch_size();
+  Limits limits =
+      period_limits(incumbent, incumbent.size(incumbent.best_size()), best.value * instance.batch_size());
   if (instance.loses()) lower(incumbent, limits, kLoss, instance.max_stages());
   limits.most[kLoss] = std::min(limits.most[kLoss], best.costs.loss);
   minimise_stages(incumbent, limits);
@@ -197,7 +215,8 @@ void widen_links(const Problem& problem, const LinkTable& links, double period_s
       if (!useful(problem.setting(stages[s].setting), bits(wider))) continue;
       stages[s].width = wider;
       Costs costs = evaluate(problem, links, stages);
-      if (costs.period_s <= loosened(period_s) && costs.loss <= now.loss && costs.latency_s <= problem.max_latency_s) {
+      if (costs.period_s <= loosened(period_s) && costs.loss <= now.loss && costs.latency_s <= problem.max_latency_s &&
+          keeps_asides(problem, costs)) {
         now = std::move(costs);
         break;
       }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -139,10 +140,21 @@ class Assembler {
 
   Assembly assemble(const Neighbors* neighbors) {
     set_model();
-    for (const Conditions& one : conditions()) add_setting(one);
+    data_host_ = request_.data_host;
+    if (model_->context > 0) {
+      add_steps();
+    } else {
+      if (request_.texts.given()) {
+        throw SpecError(models_name_ + ": " + printable(model_->name) +
+                        " has no context, so it does not generate text: leave out --streams, --context and the like");
+      }
+      check_limits();
+      for (const Conditions& one : conditions()) add_setting(one);
+    }
     add_hosts();
     warn_of_absent_hosts();
-    if (!request_.data_host.empty()) set_data_host();
+    if (!data_host_.empty()) set_data_host();
+    if (model_->context > 0) add_asides();
     if (neighbors != nullptr) add_links(*neighbors);
     if (request_.choice) {
       add_widths();
@@ -173,7 +185,7 @@ class Assembler {
     }
     if (!request_.choice) return;
     problem_.max_loss = anything() ? kInfinity : 1 - request_.choice->min_agreement;
-    problem_.max_latency_s = request_.choice->max_latency_s;
+    if (model_->context == 0) problem_.max_latency_s = request_.choice->max_latency_s;
   }
 
   SpecError no_model() const {
@@ -268,6 +280,160 @@ class Assembler {
     type_index_.emplace_back();
     for (const TypeSpec& type : types_.entries) add_type(type, setting);
     problem_.settings.push_back(std::move(setting));
+  }
+
+  void check_limits() const {
+    if (request_.texts.max_token_s < kInfinity && !request_.choice) {
+      throw SpecError("--max-latency needs --plan auto, which chooses what it limits");
+    }
+    if (request_.texts.min_tokens_per_s > 0 && request_.texts.alone) {
+      throw SpecError("--min-throughput needs --objective energy, which would otherwise choose a slower plan");
+    }
+  }
+
+  // Settings of a decoder: one for each number type and number of groups in which the streams may step. With as many
+  // groups, some rows a group.
+  void add_steps() {
+    texts_ = request_.texts.complete(model_->context);
+    if (texts_.context > model_->context || texts_.prompt + texts_.answer > texts_.context) {
+      throw SpecError(printable(model_->name) + " has a context of " + number_text(model_->context) + " tokens: " +
+                      number_text(texts_.prompt) + " of a prompt and " + number_text(texts_.answer) +
+                      " of an answer have to fit into --context " + number_text(texts_.context));
+    }
+    if (request_.data_host.empty()) {
+      for (const TypeHosts& entry : devices_.entries) {
+        const std::vector<std::string> hosts = requested(entry.hosts);
+        if (data_host_.empty() && !hosts.empty() && type_spec_.count(entry.type) != 0) data_host_ = hosts.front();
+      }
+    }
+    double hosts = 0;
+    for (const TypeHosts& entry : devices_.entries) hosts += static_cast<double>(requested(entry.hosts).size());
+    problem_.most_items = texts_.alone ? 1 : texts_.streams;
+    for (const std::string& dtype : number_types_of_steps()) {
+      if (texts_.alone) {
+        add_step_setting(dtype, 1);
+        continue;
+      }
+      for (double groups = 1; groups <= std::min(texts_.streams, hosts + 1); ++groups) {
+        add_step_setting(dtype, texts_.streams / groups);
+      }
+    }
+    std::stable_sort(problem_.settings.begin(), problem_.settings.end(), [](const Setting& a, const Setting& b) {
+      return std::tie(a.batch_size, a.dtype) < std::tie(b.batch_size, b.dtype);
+    });
+    type_index_.clear();
+    for (const Setting& setting : problem_.settings) {
+      auto& index = type_index_.emplace_back();
+      for (std::size_t t = 0; t < setting.types.size(); ++t) index.emplace(setting.types[t].name, static_cast<int>(t));
+    }
+    assembly_.texts = texts_;
+    assembly_.chunk = chunk_rows(texts_.prompt, std::min(static_cast<int>(hosts), problem_.layers()));
+  }
+
+  std::vector<std::string> number_types_of_steps() {
+    check_number_type(request_.dtype);
+    if (!request_.choice) return {std::string(short_dtype(request_.dtype))};
+    std::vector<std::string> found;
+    for (const Conditions& offered : conditions()) {
+      if (offered.first == 1) found.push_back(offered.second);
+    }
+    return found;
+  }
+
+  void add_step_setting(const std::string& dtype, double rows) {
+    Setting setting;
+    setting.batch_size = rows;
+    setting.dtype = dtype;
+    setting.element_bytes = find_number_type(dtype)->element_bytes;
+    // Buffers are for the largest step.
+    setting.buffers_in = request_.buffers_in * most_rows(texts_) / rows;
+    setting.buffers_out = request_.buffers_out * most_rows(texts_) / rows;
+    lengths_ = {{0, 1}};
+    type_index_.emplace_back();
+    for (const TypeSpec& type : types_.entries) {
+      const Profile* const profile = step_profile(type, dtype);
+      if (profile == nullptr) continue;
+      add_profile(type, dtype, *profile, setting);
+      DeviceType& own = setting.types.back();
+      own.state_bytes = state_bytes(*profile->steps, *model_, texts_);
+      set_rows(*profile, {rows, texts_.positions(), false}, setting, own);
+    }
+    problem_.settings.push_back(std::move(setting));
+  }
+
+  const Profile* step_profile(const TypeSpec& type, const std::string& dtype) const {
+    const std::vector<Profile>* const found = find_profiles(type, request_.model);
+    for (std::size_t p = 0; found != nullptr && p < found->size(); ++p) {
+      if ((*found)[p].steps && short_dtype((*found)[p].dtype) == dtype) return &(*found)[p];
+    }
+    return nullptr;
+  }
+
+  // Sets what a step of so many rows costs on a type of a setting.
+  void set_rows(const Profile& profile, const StepRows& rows, const Setting& setting, DeviceType& type) const {
+    set_step_costs(*profile.steps, *model_, rows, type);
+    type.receive_s = profile.receive_s;
+    type.send_s = profile.send_s;
+    type.input_send_s = type.output_receive_s = 0;
+    const auto handling = profile.handling.find(request_.transport);
+    if (handling != profile.handling.end()) add_handling(handling->second, problem_, setting, type);
+  }
+
+  // Embedding and head take memory of the data host. Then, other kinds of steps: that of a lone stream, and a chunk of a
+  // prompt; or, where the plan is for a lone stream, those of all streams.
+  void add_asides() {
+    double head_s = 0;
+    const TypeSpec& spec = type_of_host(data_host_);
+    for (Setting& setting : problem_.settings) {
+      const Profile* const profile = step_profile(spec, setting.dtype);
+      if (profile == nullptr) continue;
+      head_s = std::max(head_s, first_head_s(*profile->steps));
+      int& own = setting.type_of[static_cast<std::size_t>(problem_.data_host)];
+      DeviceType type = setting.types[static_cast<std::size_t>(own)];
+      if (type.bids()) continue;
+      type.name = spec.name + " (data host)";
+      type.mem_bytes = std::max(0.0, type.mem_bytes - profile->steps->ends.mem_bytes);
+      own = static_cast<int>(setting.types.size());
+      setting.types.push_back(std::move(type));
+    }
+    Aside prompt = aside("prompt", {assembly_.chunk, texts_.prompt / 2, true});
+    prompt.repeats = std::ceil(texts_.prompt / assembly_.chunk) - 1;
+    prompt.max_s = texts_.max_first_token_s;
+    prompt.fixed_s = head_s;
+    if (!texts_.alone) {
+      problem_.asides.push_back(aside("token", {1, texts_.positions(), false}));
+      problem_.asides.back().max_s = texts_.max_token_s;
+    }
+    problem_.asides.push_back(std::move(prompt));
+    const double most = std::min(texts_.streams, static_cast<double>(problem_.host_count()) + 1);
+    for (double groups = 1; texts_.alone && groups <= most; ++groups) {
+      const double rows = texts_.streams / groups;
+      Aside group = aside(number_text(groups), {rows, texts_.positions(), false});
+      if (texts_.min_tokens_per_s > 0) {
+        group.max_s = texts_.streams / texts_.min_tokens_per_s;
+        group.longest_limit_s = rows / texts_.min_tokens_per_s;
+      }
+      problem_.either.push_back(std::move(group));
+    }
+  }
+
+  // Another kind of step on the same hosts.
+  Aside aside(std::string name, const StepRows& rows) const {
+    Aside aside;
+    aside.name = std::move(name);
+    for (const Setting& setting : problem_.settings) {
+      if (aside.setting(setting.dtype) != nullptr) continue;
+      Setting other = setting;
+      other.batch_size = rows.rows;
+      for (std::size_t host = 0; host < other.type_of.size(); ++host) {
+        if (other.type_of[host] == Setting::kUnprofiled) continue;
+        DeviceType& type = other.types[static_cast<std::size_t>(other.type_of[host])];
+        const Profile* const profile = step_profile(type_of_host(problem_.hosts[host]), setting.dtype);
+        if (profile != nullptr && !type.bids()) set_rows(*profile, rows, other, type);
+      }
+      aside.settings.push_back(std::move(other));
+    }
+    return aside;
   }
 
   void add_carried(Setting& setting) const {
@@ -436,13 +602,13 @@ class Assembler {
   // Where a setting does not have the data host, it gets a type without stages, as feeding and collecting use its
   // links.
   void set_data_host() {
-    const std::string option = "--data-host " + printable(request_.data_host);
+    const std::string option = "--data-host " + printable(data_host_);
     for (const LeftOut& host : assembly_.left_out) {
-      if (host.host != request_.data_host || host_index_.count(host.host) != 0) continue;
+      if (host.host != data_host_ || host_index_.count(host.host) != 0) continue;
       if (type_spec_.count(host.type) == 0) throw SpecError(option + ": " + host.why);
       add_host(host.host, host.type);
     }
-    const auto found = host_index_.find(request_.data_host);
+    const auto found = host_index_.find(data_host_);
     if (found == host_index_.end()) {
       throw SpecError(option + ": no such host in " + devices_name_ +
                       ", which has: " + listing(printable_all(problem_.hosts)));
@@ -452,7 +618,7 @@ class Assembler {
     for (Setting& setting : problem_.settings) {
       int& own = setting.type_of[static_cast<std::size_t>(problem_.data_host)];
       if (own != Setting::kUnprofiled) continue;
-      const TypeSpec& spec = type_of_host(request_.data_host);
+      const TypeSpec& spec = type_of_host(data_host_);
       DeviceType type;
       type.name = spec.name + " (data host)";
       type.bw_bytes_per_s = spec.bw_bytes_per_s;
@@ -539,6 +705,15 @@ class Assembler {
     }
     for (const TypeSpec* type : used_types()) {
       std::vector<std::string> lacking;
+      if (model_->context > 0) {
+        std::set<std::string> dtypes;
+        for (const Conditions& one : grid) dtypes.insert(one.second);
+        for (const std::string& dtype : dtypes) {
+          if (step_profile(*type, dtype) == nullptr) lacking.push_back(printable(dtype));
+        }
+        warn_of_lacking(*type, lacking);
+        continue;
+      }
       for (const Conditions& one : grid) {
         bool profiled = false;
         for (std::size_t s = 0; s < problem_.settings.size(); ++s) {
@@ -548,11 +723,14 @@ class Assembler {
         }
         if (!profiled) lacking.push_back(words(one));
       }
-      if (!lacking.empty()) {
-        warn(types_name_ + ": " + printable(type->name) + " has no profile of " + printable(request_.model) + " for " +
-             listing(lacking) + "; planned without");
-      }
+      warn_of_lacking(*type, lacking);
     }
+  }
+
+  void warn_of_lacking(const TypeSpec& type, const std::vector<std::string>& lacking) {
+    if (lacking.empty()) return;
+    warn(types_name_ + ": " + printable(type.name) + " has no profile of " + printable(request_.model) + " for " +
+         listing(lacking) + "; planned without");
   }
 
   const Models& models_;
@@ -563,6 +741,8 @@ class Assembler {
   const ModelSpec* model_ = nullptr;
   std::map<std::string, std::string> dtype_of_;  // short names of the request, by device type
   std::unordered_map<std::string, const TypeSpec*> type_spec_;
+  std::string data_host_;        // empty: none
+  Texts texts_;                  // of a decoder
   std::vector<Length> lengths_;  // of the microbatches of the setting that is being added
   Assembly assembly_;
   Problem& problem_ = assembly_.problem;

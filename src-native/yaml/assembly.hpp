@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../core/problem.hpp"
+#include "decoders.hpp"
 #include "scaling.hpp"
 #include "specs.hpp"
 
@@ -40,6 +41,7 @@ struct Request {
   std::vector<Length> lengths;     // of the sentences; empty: all are as long as the longest
   std::string transport = "p2p";   // of the links: one of kTransports
   double input_bytes = -1;         // of one item of input; negative: according to models.yml and the dtype
+  Texts texts;                     // of a decoder
   std::vector<std::string> hosts;  // hosts to schedule on, from the devices file; empty: all
 };
 
@@ -51,6 +53,8 @@ struct LeftOut {
 };
 
 struct Assembly {
+  std::optional<Texts> texts;         // of a decoder, complete
+  double chunk = 0;                   // tokens of a prompt that a step computes
   Problem problem;                    // passes validate()
   std::vector<LeftOut> left_out;      // hosts that no setting can use
   std::vector<std::string> warnings;  // one line each

@@ -255,3 +255,43 @@ def test_wrong_plans_and_conditions_are_refused(
     done = cluster.run(*options)
     assert done.code == 2
     assert message in done.error
+
+
+# --- decoders ---------------------------------------------------------------------------------------
+
+
+def write_decoder(cluster: Cluster) -> None:
+    ends = dict.fromkeys(("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s", "mem_MB"), 0.1)
+    lists = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
+    steps = {**{name: [0.01] * 4 for name in lists}, "ends": ends}
+    profile = {**PROFILE, "batch_size": 1, "steps": steps}
+    kind = {"bw_Mbps": 80, "mem_MB": 100, "model_profiles": {"m": [profile]}}
+    cluster.write("device_types.yml", {"fast": kind})
+    cluster.write("devices.yml", {"fast": ["f0", "f1"]})
+    model = {"layers": 4, "mem_MB": [1] * 4, "parameters_in": 10, "parameters_out": [10], "context": 64}
+    cluster.write("models.yml", {"m": model})
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_the_texts_of_decoders_are_in_the_tables(cluster: Cluster, objective: str) -> None:
+    write_decoder(cluster)
+    asked = (f"--objective={objective}", "--max-first-token=100", "--streams=3")
+    problem = json.loads(cluster.run("--format=problem", *asked).out)
+    check(problem, "A problem")
+    check(problem["texts"], "Texts")
+    for one in (*problem["asides"], *problem.get("either", ())):
+        check(one, "An aside")
+        for setting in one["settings"]:
+            check(setting, "A setting")
+            for kind in setting["types"]:
+                check(kind, "A device type")
+    answer = json.loads(cluster.run("--format=json", *asked).out)
+    check_answer(answer)
+    again = json.loads(
+        run("--problem=-", f"--objective={objective}", "--format=json", text=json.dumps(problem)).out
+    )
+    for key in ("text", "schedule", "bottleneck_s"):
+        assert again[key] == answer[key], key
+    costs = scheduler.read_answer(answer, ["f0", "f1"]).costs
+    assert costs.text is not None
+    assert costs.prediction(None).text is not None

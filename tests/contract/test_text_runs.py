@@ -36,6 +36,7 @@ from pipeedge.run.ledger import Ledger
 from pipeedge.run.step_queue import StepQueue
 
 END = 3
+SCHEDULED = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +286,7 @@ def test_check_compares_each_token_with_float32(
     [
         (("--kernels", "torch"), "--kernels torch"),
         (("--dtype", "float16"), "--dtype float16"),
+        (("--objective", "energy", *SCHEDULED), "--objective energy"),
         (("--context", 257, "--prompt", "Spell a."), "--context 257"),
         (("--context", 256, "--cache-mb", 0.01, "--prompt", "Spell a."), "--cache-mb"),
         (("--dataset-name", "CoLA"), "--dataset-name CoLA"),

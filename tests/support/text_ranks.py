@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,14 +28,15 @@ class Rank:
     error: BaseException | None = None
 
 
-def run_ranks(world: int, *options: object, model: Path = PUZZLES) -> list[Rank]:
-    """Run all ranks over tcp, each in a thread of this process."""
+def run_ranks(world: int, *options: object, model: Path = PUZZLES, own: Sequence[object] = ()) -> list[Rank]:
+    """Run all ranks over tcp, each in a thread of this process; rank 0 has options of its ``own``."""
     port = free_port()
     ranks = [Rank() for _ in range(world)]
 
     def one(number: int) -> None:
         rank = ranks[number]
-        words = [number, world, "-m", model, "-c", "tcp", "--port", port, *options]
+        more = own if number == 0 else ()
+        words = [number, world, "-m", model, "-c", "tcp", "--port", port, *options, *more]
         command = parse_runtime([str(word) for word in words], Environment())
         try:
             pipeline.run(command.request, lambda: Console(file=rank.printed, width=120), rank.warnings.append)

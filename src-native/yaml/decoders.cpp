@@ -1,0 +1,66 @@
+#include "decoders.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+namespace pipeedge::yaml {
+namespace {
+
+// As the runtime's: positions of a page, and the limits of a chunk.
+constexpr double kPage = 32;
+constexpr double kMostChunk = 256;
+constexpr double kLeastChunk = 16;
+constexpr double kFixedRows = 8;
+
+double pages(double positions) { return std::ceil(positions / kPage); }
+
+double ends_s(const StepCosts::Ends& ends, double rows) { return std::max(ends.fixed_s, ends.start_s + rows * ends.row_s); }
+
+}  // namespace
+
+Texts Texts::complete(double longest) const {
+  Texts whole = *this;
+  if (whole.context == 0) whole.context = longest;
+  if (whole.prompt == 0) {
+    whole.prompt = whole.answer > 0 ? std::max(1.0, whole.context - whole.answer)
+                                    : std::max(1.0, std::floor(whole.context / 4));
+  }
+  if (whole.answer == 0) whole.answer = std::max(1.0, whole.context - whole.prompt);
+  return whole;
+}
+
+double chunk_rows(double prompt, int stages) {
+  const double most = std::min(kMostChunk, prompt);
+  if (stages < 2) return most;
+  return std::min(most, std::max(kLeastChunk, std::round(std::sqrt(prompt * kFixedRows / (stages - 1)))));
+}
+
+double most_rows(const Texts& texts) { return texts.streams + std::min(kMostChunk, texts.context); }
+
+std::vector<double> state_bytes(const StepCosts& steps, const ModelSpec& model, const Texts& texts) {
+  std::vector<double> bytes;
+  for (std::size_t layer = 0; layer < steps.cache_bytes.size(); ++layer) {
+    const double window = model.windows.empty() ? 0 : model.windows[layer];
+    // A row in the first place of a page reaches window - 1 positions back.
+    const double kept = window > 0 ? std::min(pages(texts.context), 1 + pages(window - 1)) : pages(texts.context);
+    bytes.push_back(texts.streams * kept * kPage * steps.cache_bytes[layer]);
+  }
+  return bytes;
+}
+
+void set_step_costs(const StepCosts& steps, const ModelSpec& model, const StepRows& rows, DeviceType& type) {
+  for (std::size_t layer = 0; layer < type.time_s.size(); ++layer) {
+    const double window = model.windows.empty() ? 0 : model.windows[layer];
+    const double attended = window > 0 ? std::min(rows.positions + 1, window) : rows.positions + 1;
+    const double position_s = rows.chunk ? steps.chunk_position_s[layer] : steps.position_s[layer];
+    type.time_s[layer] = std::max(steps.fixed_s[layer], steps.start_s[layer] + rows.rows * steps.row_s[layer]) +
+                         rows.rows * attended * position_s;
+  }
+  type.feed_s = steps.ends.feed_s + rows.rows * steps.ends.feed_row_s;
+  type.collect_s = rows.chunk ? 0 : ends_s(steps.ends, rows.rows);
+}
+
+double first_head_s(const StepCosts& steps) { return ends_s(steps.ends, 1); }
+
+}  // namespace pipeedge::yaml

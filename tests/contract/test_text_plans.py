@@ -1,0 +1,89 @@
+"""Runs of decoders with the scheduler's files: the cut, what is promised, and what the run tells of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from text_ranks import PUZZLES, run_ranks
+
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models.decoder import find_decoder
+
+
+def write_cluster(folder: Path, ends_mb: float, mem_mb: float) -> tuple[object, ...]:
+    """Write the scheduler's files for ``llama-puzzles`` on two hosts; return the options that name them."""
+    layers = 16
+    steps = {
+        "fixed_s": [1e-4] * layers,
+        "start_s": [0.0] * layers,
+        "row_s": [1e-5] * layers,
+        "position_s": [1e-8, 0.0, 0.0, 0.0] * (layers // 4),
+        "chunk_position_s": [1e-8, 0.0, 0.0, 0.0] * (layers // 4),
+        "cache_bytes": [512, 0, 0, 0] * (layers // 4),
+        "ends": {
+            **dict.fromkeys(("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s"), 1e-5),
+            "mem_MB": ends_mb,
+        },
+    }
+    model = find_decoder(PUZZLES)
+    sizes = [model.weight_bytes(LayerRange(one, one + 1), torch.float32) / 2**20 for one in range(layers)]
+    profile = {"batch_size": 1, "dtype": "float32", "time_s": [1e-4] * layers, "steps": steps}
+    kinds = {
+        "small": {"mem_MB": mem_mb, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile]}},
+        "large": {"mem_MB": 100, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile]}},
+    }
+    entry = {
+        "layers": layers,
+        "mem_MB": sizes,
+        "parameters_in": 96,
+        "parameters_out": [192, 96, 384, 96],
+        "context": 256,
+    }
+    files = {"-sm": {str(PUZZLES): entry}, "-sdt": kinds, "-sd": {"small": ["0"], "large": ["1"]}}
+    options: list[object] = []
+    for option, content in files.items():
+        path = folder / f"{option[1:]}.yml"
+        path.write_text(json.dumps(content))
+        options += [option, path]
+    return tuple(options)
+
+
+def test_a_decoder_is_scheduled_and_its_prediction_compared(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is 1 + 2?\nWhat is 30 + 4?\n")
+    scheduled = write_cluster(tmp_path, ends_mb=0.1, mem_mb=1.2)
+    paths = [tmp_path / "planned.jsonl", tmp_path / "even.jsonl"]
+    # Only rank 0 is given the files.
+    about = ("--input", prompts, "--max-tokens", 8, "-u", 2)
+    report = tmp_path / "report.json"
+    own = (*scheduled, "--report", report)
+    ranks = run_ranks(2, *about, "--context", 64, own=(*own, "--output", paths[0]))
+    (alone,) = run_ranks(1, *about, "--output", paths[1], "--quiet")
+    assert [rank.error for rank in (*ranks, alone)] == [None] * 3
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    told = json.loads(report.read_text())
+    # The data rank's host has no room for all layers beside the ends.
+    assert [stage["rank"] for stage in told["schedule"]] in ([0, 1], [1, 0], [1])
+    predicted = told["predicted"]
+    assert predicted["streams"] == 2
+    assert predicted["context"] == 64
+    assert predicted["cache_bytes"] == predicted["cache_bytes_measured"] == 2 * 64 * 4 * 512
+    for key in ("tokens_per_s", "between_tokens_s"):
+        assert predicted[key] > 0 < predicted[f"{key}_measured"]
+    printed = ranks[0].printed.getvalue()
+    assert "tokens/s of 2 streams, measured" in printed
+    assert "of cache for them, measured" in printed
+
+
+def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:
+    scheduled = write_cluster(tmp_path, ends_mb=0.1, mem_mb=3.5)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Spell a.\n" * 8)
+    (rank,) = run_ranks(1, *scheduled, "--input", prompts, "--context", 256, "-u", 8, "--quiet")
+    assert isinstance(rank.error, PipeEdgeError)
+    assert rank.error.exit_code == 3
+    assert "the longest context that fits is" in str(rank.error)
+    assert "with --context 256, at most" in str(rank.error)
