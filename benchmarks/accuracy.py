@@ -30,7 +30,7 @@ from rich.progress import track
 
 import pipeedge
 from pipeedge.base.payload import Payload
-from pipeedge.base.schedule import BIT_WIDTHS, ENCODER_DTYPES, LayerRange
+from pipeedge.base.schedule import BIT_WIDTHS, DTYPES, LayerRange
 from pipeedge.compress import LinkDecoder, LinkEncoder
 from pipeedge.data import open_input
 from pipeedge.data.agreement import agreement, outputs_by_block
@@ -140,7 +140,7 @@ def print_digits(size: int) -> list[str]:
     print("| dtype | bits | accuracy | points lost | agreement with float32 | relative error of outputs |")
     print("|---|---|---|---|---|---|")
     right, exact = 0.0, torch.empty(0)
-    for dtype in ENCODER_DTYPES:
+    for dtype in DTYPES:
         first, second = (
             model.load(layers, None, CPU, find_dtype(dtype))
             for layers in (LayerRange(0, DTYPE_CUT), LayerRange(DTYPE_CUT, model.n_layers))
@@ -174,9 +174,9 @@ def print_large() -> None:
                 dtype: outputs_by_block(
                     model, source, LARGE_ITEMS, weights=weights, device=CPU, dtype=find_dtype(dtype)
                 )
-                for dtype in ENCODER_DTYPES
+                for dtype in DTYPES
             }
-        for dtype in ENCODER_DTYPES[1:]:
+        for dtype in DTYPES[1:]:
             found = agreement(outputs[dtype], outputs["float32"], classes=False)
             print(
                 f"| {name} | {dtype} | {found.cosine_mean:.6f} | {found.cosine_min:.6f} "

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeedge.base.errors import RequestError
-from pipeedge.base.schedule import ENCODER_DTYPES, KERNELS, LayerRange
+from pipeedge.base.schedule import DTYPES, KERNELS, LayerRange
 from pipeedge.models import find_model
 from pipeedge.models.architecture import TextInput
 from pipeedge.models.dtypes import find_dtype
@@ -149,9 +149,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", default="google/vit-base-patch16-224", metavar="NAME")
     parser.add_argument("-u", "--ubatch", type=int, default=8, metavar="N", help="items (8)")
     parser.add_argument("-n", "--passes", type=int, default=15, metavar="N", help="timed passes (15)")
-    parser.add_argument(
-        "--dtypes", nargs="+", choices=ENCODER_DTYPES, default=["float32", "bfloat16", "int8"]
-    )
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16", "int8"])
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=["auto"])
     args = parser.parse_args()
     torch.set_num_threads(1)

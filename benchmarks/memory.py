@@ -2,7 +2,9 @@
 """Compare the peak memory of a rank with the size of its weights.
 
     loading     peak <= memory after importing the libraries + 1.15 x the shard's weights
-    --dtypes    memory that loading adds, relative to float32: bfloat16 <= 0.55, int8 <= 0.35
+    --dtypes    memory that loading adds, relative to float32: bfloat16 <= 0.55, int8 <= 0.35, int4 <= 0.2
+    decoders    of a directory or a GGUF file, in each of --dtypes: memory that a stage with an equal share of
+                the layers adds <= 1.02 x the bytes of its weights
     running     peak <= the limit for loading + frames of its links + memory to compute one microbatch
 
 Loading: each row is a separate process that loads an equal share of the model's layers from a file with
@@ -25,10 +27,12 @@ from pathlib import Path
 import torch
 from local_ranks import wait_for
 
-from pipeedge.base.schedule import ENCODER_DTYPES, LayerRange
+from pipeedge.base.schedule import DTYPES, LayerRange
 from pipeedge.launch.main import free_port
-from pipeedge.models import Model, find_model
+from pipeedge.models import Model, Outline, find_model
+from pipeedge.models.decoder import find_decoder
 from pipeedge.models.dtypes import find_dtype
+from pipeedge.models.registry import find_any
 from pipeedge.models.weights.download import convert
 from pipeedge.models.weights.locating import hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
@@ -41,7 +45,8 @@ MICROBATCHES = 3
 FRAMES_IN, FRAMES_OUT = 3, 2
 """Number of frames of a rank: two posted receives and one being computed; two in flight."""
 TARGET = 1.15
-SHARES = {"float32": 1.0, "bfloat16": 0.55, "float16": 0.55, "int8": 0.35}
+STAGE_TARGET = 1.02
+SHARES = {"float32": 1.0, "bfloat16": 0.55, "float16": 0.55, "int8": 0.35, "int4": 0.2}
 """Target for the memory that half of a model adds, relative to float32."""
 MIB = 1 << 20
 
@@ -62,6 +67,25 @@ share_one_heap()
 imported = peak()
 shard = model.load(layers, weights, dtype=dtype)
 print(json.dumps({"imported": imported, "peak": peak(), "weights": model.weight_bytes(layers, dtype)}))
+"""
+
+LOAD_STAGE = """
+import json, sys
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.dtypes import find_dtype
+from pipeedge.base.heap import share_one_heap
+from pipeedge.base.schedule import LayerRange
+
+def resident(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+name, start, stop, dtype = sys.argv[1:]
+model, layers = find_decoder(name), LayerRange(int(start), int(stop))
+share_one_heap()
+imported = resident("VmRSS")
+stage = model.stage(layers, find_dtype(dtype), pages=1)
+print(json.dumps({"imported": imported, "peak": resident("VmHWM"), "weights": stage.weight_bytes}))
 """
 
 
@@ -102,7 +126,7 @@ def write_safetensors(path: Path, source: RandomWeights) -> None:
             file.write(tensor.numpy().data)
 
 
-def equal_shares(model: Model, ranks: int) -> list[LayerRange]:
+def equal_shares(model: Outline, ranks: int) -> list[LayerRange]:
     """Divide the layers into ``ranks`` ranges, as evenly as possible."""
     bounds = [model.n_layers * rank // ranks for rank in range(ranks + 1)]
     return [LayerRange(*pair) for pair in pairwise(bounds)]
@@ -168,6 +192,25 @@ def print_dtypes(model: Model, files: list[Path], dtypes: list[str]) -> bool:
     return good
 
 
+def print_stages(name: str, ranks: int, dtypes: list[str]) -> bool:
+    """Print the memory of the stages of a decoder; return whether all are within their targets."""
+    model = find_decoder(name)
+    print(f"{name} over {ranks} ranks; MB are 2^20 bytes, target {STAGE_TARGET}")
+    print(f"{'dtype':>9} {'rank':>4} {'layers':>8} {'weights':>9} {'import':>9} {'peak':>9} {'ratio':>6}")
+    good = True
+    for dtype in dtypes:
+        for rank, layers in enumerate(equal_shares(model, ranks)):
+            words = [name, str(layers.start), str(layers.stop), dtype]
+            command = [sys.executable, "-c", LOAD_STAGE, *words]
+            result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+            found = json.loads(result.stdout)
+            ratio = (found["peak"] - found["imported"]) / found["weights"]
+            good = good and ratio <= STAGE_TARGET
+            sizes = " ".join(f"{found[key] / MIB:9.1f}" for key in ("weights", "imported", "peak"))
+            print(f"{dtype:>9} {rank:4} {layers!s:>8} {sizes} {ratio:6.3f}")
+    return good
+
+
 def one_thread() -> dict[str, str]:
     """Return the environment with one thread per process."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -209,12 +252,14 @@ def main() -> int:
     parser.add_argument(
         "--dtypes",
         nargs="+",
-        choices=ENCODER_DTYPES[1:],
+        choices=DTYPES[1:],
         default=[],
         help="compare half of the model in these number types with float32",
     )
     parser.add_argument("--run", action="store_true", help="also measure the ranks of a run")
     args = parser.parse_args()
+    if find_any(args.model_name).family.decodes:
+        return 0 if print_stages(args.model_name, args.ranks, args.dtypes or ["int8", "int4"]) else 1
     model = find_model(args.model_name)
     with tempfile.TemporaryDirectory() as directory:
         files = [args.model_file] if args.model_file else []

@@ -34,7 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeedge.base.schedule import ENCODER_DTYPES
+from pipeedge.base.schedule import DTYPES
 from pipeedge.launch.main import free_port
 from pipeedge.models import find_model
 
@@ -257,9 +257,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("-b", "--items", type=int, default=ITEMS, metavar="N", help="items (192)")
     parser.add_argument("-n", "--repetitions", type=int, metavar="N", help="runs of each (3)")
-    parser.add_argument(
-        "--dtypes", nargs="+", choices=ENCODER_DTYPES, default=ENCODER_DTYPES, help="only these number types"
-    )
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="only these number types")
     parser.add_argument("--only", default="", metavar="TEXT", help="only rows whose name contains this")
     parser.add_argument("--ours", action="store_true", help="run the pipeline only, not the reference")
     parser.add_argument("--quick", action="store_true", help="one run of each: does it work at all")

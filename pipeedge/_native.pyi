@@ -270,6 +270,23 @@ DECODER_PAGE: int
 
 _Stream = npt.NDArray[np.float32] | _Bfloat16
 
+def weight_codings() -> list[tuple[str, int, int]]:
+    """Return the forms in which files hold rows of weights, with the weights and the bytes of a unit."""
+
+def decode_rows(coding: str, rows: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.float32]:
+    """Return the weights of rows of codes, [rows, width].
+
+    Raises:
+        ValueError: there is no such form, or rows of another length.
+    """
+
+def encode_rows(coding: str, rows: _Stream, *, threads: int) -> npt.NDArray[np.uint8]:
+    """Return rows of weights as codes of ``int8`` or ``int4``, rounded as a stage would round them.
+
+    Raises:
+        ValueError: it is another form, or the weights are no matrix.
+    """
+
 def decoder_variants() -> list[str]:
     """Return the instruction sets that decoders are compiled for and this processor has, best first."""
 
@@ -307,11 +324,21 @@ class DecoderStage:
         pages: int,
         window_pages: int,
     ) -> None: ...
-    def fill(self, block: int, name: str, first: int, values: _Stream, *, threads: int = 1) -> None:
+    def fill(
+        self,
+        block: int,
+        name: str,
+        first: int,
+        values: _Stream | npt.NDArray[np.uint8],
+        *,
+        threads: int = 1,
+        coding: str | None = None,
+    ) -> None:
         """Pack a part of the weights of a block, from row ``first`` on; a vector is float32.
 
         Raises:
-            ValueError: the stage has no such weights, or they have another shape.
+            ValueError: the stage has no such weights, they have another shape, or scales of ``coding`` are
+                not finite.
         """
 
     def step(
@@ -352,11 +379,19 @@ class DecoderHead:
         scale: float,
         cap: float,
     ) -> None: ...
-    def fill(self, name: str, first: int, values: _Stream, *, threads: int = 1) -> None:
+    def fill(
+        self,
+        name: str,
+        first: int,
+        values: _Stream | npt.NDArray[np.uint8],
+        *,
+        threads: int = 1,
+        coding: str | None = None,
+    ) -> None:
         """Pack a part of ``weight``, or copy ``norm`` or ``bias``.
 
         Raises:
-            ValueError: there is no such part, or it has another shape.
+            ValueError: there is no such part, it has another shape, or scales of ``coding`` are not finite.
         """
 
     def score(

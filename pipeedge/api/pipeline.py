@@ -42,7 +42,7 @@ from pipeedge.data import DataEnds
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel, find_runnable
-from pipeedge.plan.model_limits import check_model_options
+from pipeedge.plan.model_limits import fitting_request
 from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import RuntimeCommand, options_given, parse_runtime
@@ -179,7 +179,7 @@ class Pipeline:
         model = find_runnable(request.model.name)
         service: QueuedModel | QueuedText
         if isinstance(model, DecoderModel):
-            check_model_options(request, model)
+            request = fitting_request(request, model)
             service = QueuedText.open(request, model)
         else:
             service = QueuedModel.open(

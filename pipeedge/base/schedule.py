@@ -15,14 +15,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pipeedge.base.errors import RequestError, ScheduleError
+from pipeedge.base.errors import ScheduleError
 from pipeedge.base.fields import Count, Name
 from pipeedge.base.wording import count, plural
 
 __all__ = [
     "BIT_WIDTHS",
     "DTYPES",
-    "ENCODER_DTYPES",
     "KERNELS",
     "LINK_BITS",
     "LINK_BITS_RULE",
@@ -31,7 +30,6 @@ __all__ = [
     "StagePlan",
     "check_bits",
     "check_dtype",
-    "check_encoder_dtype",
 ]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
@@ -39,9 +37,7 @@ BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
 LINK_BITS = (0, *BIT_WIDTHS)
 """Bits a value can take on any link; 0 stands for uncompressed values."""
 LINK_BITS_RULE = "a link carries 2 to 8 or 16 bits per value, or 0 for no compression"
-ENCODER_DTYPES = ("float32", "bfloat16", "float16", "int8")
-"""Number types of encoders."""
-DTYPES = (*ENCODER_DTYPES, "int4")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 """Number types in which a stage can hold its weights and compute (see ``pipeedge.models.dtypes``)."""
 KERNELS = ("auto", "native", "onednn", "torch", "emulated")
 """Names of the kernels that can compute the linear layers of a stage (see ``pipeedge.models.kernels``)."""
@@ -95,17 +91,6 @@ def check_bits(bits: int, where: str) -> None:
     """
     if bits not in LINK_BITS:
         raise ScheduleError(f"{where}: {bits} bits: {LINK_BITS_RULE}")
-
-
-def check_encoder_dtype(dtype: str) -> None:
-    """Refuse number types that only decoders have.
-
-    Raises:
-        RequestError: It is not one of ``ENCODER_DTYPES``.
-    """
-    if dtype not in ENCODER_DTYPES:
-        known = ", ".join(ENCODER_DTYPES)
-        raise RequestError(f"--dtype {dtype}: only models that generate text have it; encoders have {known}")
 
 
 def check_dtype(dtype: str, where: str) -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from pipeedge.base.guard import guard
 from pipeedge.base.program import is_verbose, program_name
-from pipeedge.base.schedule import ENCODER_DTYPES
+from pipeedge.base.schedule import DTYPES
 from pipeedge.base.streams import end
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.registry import MODEL_NAMES, SHIPPED
@@ -55,7 +55,7 @@ def fetch_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the random weights (default: 0)")
     parser.add_argument(
         "--dtype",
-        choices=ENCODER_DTYPES[1:],
+        choices=DTYPES[1:],
         help="also store the weights in this number type, next to the originals: a device that runs with the "
         "same --dtype then only needs that file",
     )

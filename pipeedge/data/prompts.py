@@ -24,7 +24,9 @@ from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.prompt import Prompt, PromptMaker
 from pipeedge.decoding.sampling import GenerationDefaults, read_generation_config
 from pipeedge.decoding.vocabulary import Vocabulary
+from pipeedge.models.gguf_config import end_tokens
 from pipeedge.models.outline import Outline
+from pipeedge.models.weights.gguf_header import read_gguf_header
 from pipeedge.request.files import STANDARD_INPUT
 
 __all__ = [
@@ -73,6 +75,10 @@ def read_generation_defaults(model: Outline) -> GenerationDefaults:
     """
     if model.directory is None:
         return GenerationDefaults()
+    if model.is_file:
+        ends = end_tokens(read_gguf_header(model.default_weights))
+        config = {"eos_token_id": list(ends)} if ends else {}
+        return read_generation_config({}, config, str(model.default_weights), model.config.vocab)
     path = model.directory / _GENERATION_CONFIG
     document = find_json(path, dict, ModelError) or {}
     config = find_json(model.directory / "config.json", dict, ModelError) or {}

@@ -24,7 +24,12 @@ from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
 from pipeedge.data.text_files import input_name, read_text
-from pipeedge.data.tokenizer_files import DECODER_TOKENIZER_FILES, TOKENIZER_FILES, read_backend
+from pipeedge.data.tokenizer_files import (
+    DECODER_TOKENIZER_FILES,
+    TOKENIZER_FILES,
+    has_gguf_tokenizer,
+    read_backend,
+)
 from pipeedge.models.outline import Outline
 from pipeedge.request.files import STANDARD_INPUT
 
@@ -471,6 +476,8 @@ def find_tokenizer_file(model: Outline, directories: Iterable[Path]) -> Path:
         InputError: There is none. The message says where to put one.
     """
     directories = tuple(directories)
+    if model.is_file and has_gguf_tokenizer(model.default_weights):
+        return model.default_weights
     names = DECODER_TOKENIZER_FILES if model.output_kind == "text" else TOKENIZER_FILES
     found = companion_file(model.name, directories, names)
     if found is None and model.directory is None:

@@ -15,18 +15,27 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.json_file import find_json
 from pipeedge.base.json_types import ValueKind, is_kind, mismatch
 from pipeedge.base.wording import excerpt
+from pipeedge.models.weights.gguf_header import GGUF_SUFFIX, Texts, read_gguf_header
 
-__all__ = ["DECODER_TOKENIZER_FILES", "TOKENIZER_FILE", "TOKENIZER_FILES", "check_tokenizer", "read_backend"]
+__all__ = [
+    "DECODER_TOKENIZER_FILES",
+    "TOKENIZER_FILE",
+    "TOKENIZER_FILES",
+    "check_tokenizer",
+    "has_gguf_tokenizer",
+    "read_backend",
+]
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
 DECODER_TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json")
+_GGUF_PREFIX = "tokenizer.ggml."
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that need ``tokenizer.json`` alone, for which transformers need not look for its models."""
 
 
 def read_backend(path: Path) -> Any:
-    """Return the tokenizer of transformers in the directory of ``path``, one of the files above.
+    """Return the tokenizer of transformers in the directory of ``path``, a file as above, or in a GGUF file.
 
     Raises:
         InputError: The files are damaged.
@@ -34,6 +43,8 @@ def read_backend(path: Path) -> Any:
     from transformers import PreTrainedTokenizerFast  # needs no more of torch than is there
 
     directory = path.parent
+    if path.suffix == GGUF_SUFFIX:
+        return _read_gguf(path)
     check_tokenizer(directory)
     try:
         if path.name == TOKENIZER_FILE and _tokenizer_class(directory) in _PLAIN_CLASSES:
@@ -48,6 +59,52 @@ def read_backend(path: Path) -> Any:
         return BertTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # a damaged file may raise anything inside transformers
         raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
+
+
+def has_gguf_tokenizer(path: Path) -> bool:
+    """Return whether a GGUF file has a vocabulary.
+
+    Raises:
+        WeightsError: The file is damaged.
+    """
+    return bool(read_gguf_header(path).settings.get(f"{_GGUF_PREFIX}tokens"))
+
+
+def _read_gguf(path: Path) -> Any:
+    """Return the tokenizer in a GGUF file, which transformers makes of its vocabulary."""
+    settings = read_gguf_header(path).settings
+    try:
+        _check_gguf(settings)
+        import_postponed()
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(
+            path.parent, gguf_file=path.name, local_files_only=True, clean_up_tokenization_spaces=False
+        )
+    except Exception as error:  # a damaged vocabulary may raise anything inside transformers
+        raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
+
+
+def _check_gguf(settings: Mapping[str, object]) -> None:
+    """Check what transformers takes for granted.
+
+    Raises:
+        ValueError: A list has another length than the vocabulary, or a token is beyond it.
+    """
+    tokens = settings.get(f"{_GGUF_PREFIX}tokens")
+    if not isinstance(tokens, Texts) or not len(tokens):
+        raise ValueError("it has no vocabulary")
+    for name in ("scores", "token_type"):
+        values = settings.get(f"{_GGUF_PREFIX}{name}")
+        if values is not None and (not isinstance(values, tuple) or len(values) != len(tokens)):
+            raise ValueError(f"{_GGUF_PREFIX}{name} does not have {len(tokens)} values")
+    for name in ("bos", "eos", "unknown", "padding"):
+        number = settings.get(f"{_GGUF_PREFIX}{name}_token_id")
+        if number is not None and not (isinstance(number, int) and 0 <= number < len(tokens)):
+            raise ValueError(f"{_GGUF_PREFIX}{name}_token_id {number!r} is not one of {len(tokens)} tokens")
+    merges = settings.get(f"{_GGUF_PREFIX}merges")
+    if merges is not None and not isinstance(merges, Texts):
+        raise ValueError(f"{_GGUF_PREFIX}merges is not a list of texts")
 
 
 def _tokenizer_class(directory: Path) -> object:

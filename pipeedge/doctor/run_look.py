@@ -49,7 +49,7 @@ def look_at_run(
     """
     quiet_links()  # before torch is imported
     from pipeedge.models.decoder import find_runnable
-    from pipeedge.plan.model_limits import check_model_options
+    from pipeedge.plan.model_limits import fitting_request
     from pipeedge.run.stage import resolve_device
 
     _check_metrics(request, notes)
@@ -60,7 +60,7 @@ def look_at_run(
     model = None
     with notes.recording("model"):
         found = find_runnable(request.model.name)
-        check_model_options(request, found)
+        request = fitting_request(request, found)
         model = found
     facts = {} if model is None else _model_facts(request, model, notes, outputs)
     machine = probe.machine()

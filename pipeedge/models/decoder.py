@@ -150,7 +150,7 @@ class DecoderModel(Outline):
             window_pages=window_pages,
             context=self.config.max_positions if context is None else context,
         )
-        with self._opened(weights) as file:
+        with self._opened(weights, dtype) as file:
             return stage.load(file, progress)
 
     def ends(
@@ -162,11 +162,13 @@ class DecoderModel(Outline):
     ) -> DecoderEnds:
         """Load embedding, last norm and head; arguments and errors are those of ``stage``."""
         check_decoder_dtype(dtype)
-        with self._opened(weights) as file:
+        with self._opened(weights, dtype) as file:
             return DecoderEnds(self.config, file, dtype, progress)
 
-    def _opened(self, weights: str | os.PathLike[str] | WeightsFile | None) -> WeightsFile:
-        return weights if isinstance(weights, WeightsFile) else self.open(weights)
+    def _opened(
+        self, weights: str | os.PathLike[str] | WeightsFile | None, dtype: torch.dtype
+    ) -> WeightsFile:
+        return weights if isinstance(weights, WeightsFile) else self.open(weights, dtype)
 
     def random_weights(self, seed: int = 0) -> RandomWeights:
         """Return random weights of the whole model, which ``stage`` and ``ends`` take in place of a file."""

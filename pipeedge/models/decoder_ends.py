@@ -16,13 +16,14 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import INT4, dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import DecoderOptions
-from pipeedge.models.layers.decoder import as_array, read_rows
+from pipeedge.models.layers.decoder import as_array, finite_codes, read_rows
+from pipeedge.models.weights.coded_writing import HEAD
 from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
-from pipeedge.models.weights.locating import Filling
+from pipeedge.models.weights.locating import Filling, stored_name
 from pipeedge.models.weights.mapping import map_values
 from pipeedge.models.weights.names import same
-from pipeedge.models.words import WORD_TABLE, look_up
+from pipeedge.models.words import WORD_TABLE, CodedWords, look_up
 
 __all__ = ["DecoderEnds", "head_dtype"]
 
@@ -77,6 +78,9 @@ class DecoderEnds:
             for name, shape in family_of(architecture).shapes(architecture, 0).items()
             if not name.startswith("block.")
         }
+        own_head = options.tied and _has_coded_head(architecture, file)
+        if own_head:
+            shapes[HEAD] = Placeholder(shapes[WORD_TABLE].shape)
         threads = torch.get_num_threads()
         fillings = check_tensors(shapes, architecture, file)
         file.announce(source.name for filling in fillings for source in filling.sources)
@@ -84,23 +88,33 @@ class DecoderEnds:
             name, shape = filling.parameter, shapes[filling.parameter].shape
             if name == WORD_TABLE:
                 self._words = self._read_words(filling, shape, file)
-            if name == "head.scores.weight" or (name == WORD_TABLE and options.tied):
-                for row, values in read_rows(filling, shape, file, progress):
-                    self._native.fill("weight", row, as_array(values), threads=threads)
+            if name == HEAD or (name == WORD_TABLE and options.tied and not own_head):
+                with finite_codes(filling, file):
+                    for part in read_rows(filling, shape, file, progress):
+                        array = part.array
+                        self._native.fill("weight", part.row, array, threads=threads, coding=part.coding)
             elif name == _POSITIONS:
                 self._positions = torch.empty(shape, dtype=self.stream_dtype)
-                for row, values in read_rows(filling, shape, file, progress):
-                    self._positions[row : row + len(values)] = values
+                for name, view in filling.views(self._positions, 1):
+                    file.read_into(name, view)
             elif name != WORD_TABLE:
                 first = architecture.hidden if name == "head.norm.bias" else 0
                 offset = options.norm_offset and name == "head.norm.weight"
-                for row, values in read_rows(filling, shape, file, progress):
-                    self._native.fill("norm", first + row, as_array(values + 1 if offset else values))
+                for part in read_rows(filling, shape, file, progress):
+                    values = part.values + 1 if offset else part.values
+                    self._native.fill("norm", first + part.row, as_array(values))
 
-    def _read_words(self, filling: Filling, shape: Sequence[int], file: WeightsFile) -> torch.Tensor:
+    def _read_words(
+        self, filling: Filling, shape: Sequence[int], file: WeightsFile
+    ) -> torch.Tensor | CodedWords:
         """Return the table of words, mapped if that is possible."""
         source, entry = filling.sources[0], file.entry(filling.sources[0].name)
         place = file.place(source.name) if source.layout is same and entry.dtype else None
+        coding = file.coding(source.name)
+        if coding is not None and place is not None:
+            codes = map_values(place, torch.uint8)
+            if codes is not None:
+                return CodedWords(codes.view(shape[0], -1), coding, shape[1])
         mapped = None if place is None or entry.dtype is None else map_values(place, entry.dtype)
         if mapped is not None:
             return mapped.view(tuple(shape))
@@ -147,3 +161,9 @@ class DecoderEnds:
             variant=variant,
         )
         return scores
+
+
+def _has_coded_head(architecture: Architecture, file: WeightsFile) -> bool:
+    """Return whether a file has the head as codes besides the table of words, which is the same matrix."""
+    name = stored_name(HEAD, architecture)
+    return name in file.names and file.coding(name) is not None

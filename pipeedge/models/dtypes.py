@@ -9,8 +9,8 @@
                else bfloat16
     int4       int4, in groups of   bfloat16
                32 with a scale and
-               a zero, only in
-               decoders
+               a zero, in the same
+               layers
 
 A type is only fast if the processor has instructions for it; otherwise torch computes the same result more
 slowly.

@@ -1,6 +1,6 @@
 """The kernels that compute the linear layers of blocks: those a machine has, and the rule that chooses.
 
-    name       float32, bfloat16, float16                     int8
+    name       float32, bfloat16, float16                     int8 (int4: native alone, on any processor)
     native     -                                              PipeEdge's own, weights packed; AVX2 or ARM
     onednn     oneDNN, weights packed while they are loaded,  oneDNN, weights packed; needs AVX512-VNNI
                activation and residual within the product
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import processor_vendor
-from pipeedge.models.dtypes import dtype_name, has_avx512
+from pipeedge.models.dtypes import INT4, dtype_name, has_avx512
 from pipeedge.models.int8_kernels import int8_kernels
 from pipeedge.request.environment import onednn_limit
 
@@ -51,6 +51,8 @@ def choose(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
         RequestError: This machine has no such kernels. The message lists those it has.
     """
     there = available(dtype, device)
+    if not there:
+        raise RequestError(f"--dtype {dtype_name(dtype)} computes on cpu, not on {device.type}")
     if wanted == "auto":
         wide = has_avx512() and onednn_limit() not in _WITHOUT_AVX512
         return preferred(dtype, processor_vendor(), there, wide=wide)
@@ -62,6 +64,8 @@ def choose(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
 
 def available(dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     """Return the names of the kernels that compute in ``dtype`` on ``device``."""
+    if dtype is INT4:
+        return ("native",) if device.type == "cpu" else ()
     if dtype is torch.int8:
         return int8_kernels(device)
     return ("onednn", "torch") if device.type == "cpu" and _onednn_computes(dtype) else ("torch",)
@@ -81,7 +85,7 @@ def preferred(dtype: torch.dtype, vendor: str | None, there: Sequence[str], *, w
         there: Kernels that the machine has, the fastest for int8 first.
         wide: Whether oneDNN finds AVX-512 and may use it; with AVX2, it is no faster in float32 than MKL.
     """
-    if dtype is torch.int8:
+    if dtype in (torch.int8, INT4):
         return there[0]
     if "onednn" not in there or vendor is None:
         return "torch"

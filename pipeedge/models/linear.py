@@ -6,7 +6,7 @@
 
 There are several classes with this interface (``models.kernels`` chooses): ``Linear`` computes the steps one
 after the other with torch's own functions, ``OnednnLinear`` with the activation and the residual inside the
-product, and ``int8.Int8Linear`` with 8-bit weights.
+product, ``int8.Int8Linear`` and ``int4.Int4Linear`` with 8-bit and 4-bit weights.
 
 The weights of a ``PackedLinear`` are stored in the order in which its kernel reads them. They are packed
 once, while they are loaded; a plain product packs them each time, or reads them in a less suitable order.
@@ -76,6 +76,11 @@ class PackedLinear(nn.Module):
         bias = torch.empty(self.outputs, dtype=dtype, device="meta")
         has_bias = layer._parameters["bias"] is not None
         self.bias = nn.Parameter(bias, requires_grad=False) if has_bias else None
+
+    @property
+    def stored(self) -> torch.Tensor:
+        """Weights as a file has them: shape and number type, while on ``meta``."""
+        return self.weight
 
 
 class OnednnLinear(PackedLinear):

@@ -12,7 +12,7 @@ import torch
 
 from pipeedge.base.errors import ScheduleError
 from pipeedge.base.payload import TensorSpec
-from pipeedge.base.schedule import LayerRange, check_encoder_dtype
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.dtypes import dtype_name
 from pipeedge.models.kernels import choose
@@ -124,7 +124,6 @@ class Model(Outline):
             ScheduleError: The layers go beyond the model.
             WeightsError: The file is missing, truncated, of an unknown kind, or does not fit the model.
         """
-        check_encoder_dtype(dtype_name(dtype))
         chosen = choose(kernels, dtype, torch.device(device))
         with self.open(weights, dtype) as file:
             self._compare(file, layers)

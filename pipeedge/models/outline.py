@@ -20,10 +20,11 @@ from pipeedge.models.family import Family, ImageDefaults
 from pipeedge.models.weights.comparing import check_tensors, end_tensors
 from pipeedge.models.weights.file_kinds import identity_digest, open_weights
 from pipeedge.models.weights.files import WeightsFile
+from pipeedge.models.weights.gguf_files import GgufFile
 from pipeedge.models.weights.hub import fetch_weights, missing_weights
 from pipeedge.models.weights.joined import JoinedWeights
 from pipeedge.models.weights.locating import find_pooler
-from pipeedge.models.weights.safetensors_files import SINGLE_FILE
+from pipeedge.models.weights.safetensors_files import INDEX_FILE, SINGLE_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,8 @@ class Outline:
     """Path of its weights; relative to the working directory for the known names."""
     repository: str | None = None
     """Repository of the Hugging Face hub whose snapshot is ``directory``, or None."""
+    is_file: bool = False
+    """Whether the weights are a GGUF file, which has configuration, tokenizer and chat template, too."""
 
     @property
     def family(self) -> Family:
@@ -103,6 +106,15 @@ class Outline:
         found = next(same, None)
         return None if found is None else found * LAYERS_PER_BLOCK + part
 
+    @property
+    def stored_dtype(self) -> str | None:
+        """Number type in which a GGUF file has most of its weights, or None for other models, which name one.
+
+        Raises:
+            WeightsError: The file is missing or damaged.
+        """
+        return GgufFile(self.default_weights).stored_dtype if self.is_file else None
+
     def weights_path(self) -> Path:
         """Return the path of the default weights."""
         return self.default_weights
@@ -115,6 +127,8 @@ class Outline:
         original = self.default_weights if weights is None else weights
         if original.is_dir():
             original /= SINGLE_FILE
+        elif original.name == INDEX_FILE:
+            original = original.with_name(SINGLE_FILE)
         # Two towers may have one original, but not one converted file.
         tower = f".{self.family.tower}" if self.family.tower else ""
         return original.with_name(f"{original.stem}{tower}.{dtype}.safetensors")
@@ -124,7 +138,7 @@ class Outline:
 
         With ``dtype`` None and no original, any converted weights will do, since they carry its fingerprint.
         """
-        if dtype is not None:
+        if dtype is not None and not self.is_file:
             converted = self.converted_path(dtype)
             return converted if converted.exists() else self.default_weights
         if self.default_weights.exists():

@@ -12,14 +12,17 @@ from pathlib import Path
 from pipeedge.base.errors import ModelError, WeightsError
 from pipeedge.base.json_file import find_json
 from pipeedge.models.families.catalogue import TOWERS, family_of, parse_hf_config
+from pipeedge.models.gguf_config import config_of
 from pipeedge.models.image_size import preprocessed_size
 from pipeedge.models.known import KNOWN
 from pipeedge.models.outline import Outline
 from pipeedge.models.pooling_files import with_pooling
 from pipeedge.models.weights.file_kinds import find_in_directory, open_weights
+from pipeedge.models.weights.gguf_header import GGUF_SUFFIX, read_gguf_header
 from pipeedge.models.weights.hub import (
     UnknownRepositoryError,
     fetch_weights,
+    find_file,
     find_snapshot,
     is_repository_name,
 )
@@ -62,15 +65,15 @@ def find_outline(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> 
 
 
 def find_any(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outline:
-    """Return the model of a known name, in a local Hugging Face directory, or in a repository of the hub.
+    """Return the model of a known name, in a directory or GGUF file, or in a repository of the hub.
 
     A known name wins over a directory of that name, and a directory over a repository; write ``./name`` for
     the directory. The weights of a repository are fetched when they are first read.
 
     Args:
-        name_or_dir: Known name, directory, or ``ORG/NAME`` of a repository. ``#vision`` or ``#text`` at its
-            end chooses between two models in one checkpoint, ``#448`` or ``#480x640`` another size of images,
-            height first.
+        name_or_dir: Known name, directory, GGUF file, ``ORG/NAME`` of a repository, or ``ORG/NAME/FILE.gguf``
+            for a file in one. ``#vision`` or ``#text`` at its end chooses between two models in one
+            checkpoint, ``#448`` or ``#480x640`` another size of images, height first.
         fetch: Whether the configuration of a repository may be fetched if the hub's local cache lacks it.
 
     Raises:
@@ -88,6 +91,8 @@ def find_any(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outl
     place, tower = _split_tower(name)
     if Path(place).is_dir():
         return _from_directory(Path(place), name, tower)
+    if place.endswith(GGUF_SUFFIX):
+        return _from_gguf(_gguf_file(place, fetch=fetch), name)
     elsewhere = ""
     if is_repository_name(place):
         try:
@@ -98,9 +103,41 @@ def find_any(name_or_dir: str | os.PathLike[str], *, fetch: bool = True) -> Outl
     hint = f"did you mean {near}? " if near else ""
     raise ModelError(
         f"{name} is neither a known model nor a directory{elsewhere}; {hint}known are "
-        f"{', '.join(MODEL_NAMES)}, and any local Hugging Face directory, or repository ORG/NAME of the hub, "
-        "of a supported family (docs/models.md)"
+        f"{', '.join(MODEL_NAMES)}, and any local Hugging Face directory, GGUF file, or repository ORG/NAME "
+        "of the hub, of a supported family (docs/models.md)"
     )
+
+
+def _gguf_file(place: str, *, fetch: bool) -> Path:
+    """Return a GGUF file of this machine, or one of a repository from the hub's local cache or the hub.
+
+    Raises:
+        ModelError: There is no such file.
+    """
+    path = Path(place)
+    if path.exists():
+        if not path.is_file():  # opening a pipe would block until somebody writes to it
+            raise ModelError(f"{path} is not a regular file")
+        return path
+    owner, _, rest = place.partition("/")
+    repository, _, file = rest.partition("/")
+    if not file or not is_repository_name(f"{owner}/{repository}"):
+        raise ModelError(
+            f"there is no file {place}; one of a repository of the hub is named ORG/NAME/FILE.gguf"
+        )
+    try:
+        return find_file(f"{owner}/{repository}", file, fetch=fetch)
+    except UnknownRepositoryError as error:
+        raise ModelError(f"there is no file {place}, and {error}") from None
+
+
+def _from_gguf(path: Path, name: str) -> Outline:
+    """Return the decoder in a GGUF file."""
+    try:
+        config, labels = parse_hf_config(config_of(read_gguf_header(path)))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+    return Outline(name, config, labels, path.parent, path, is_file=True)
 
 
 def _nearest(name: str) -> str | None:
@@ -166,8 +203,10 @@ def _from_directory(
         raise ModelError(f"{path} is not a regular file")
     document = find_json(path, dict, ModelError)
     if document is None:
+        files = sorted(path.name for path in directory.glob(f"*{GGUF_SUFFIX}"))
+        hint = f"; name its file, such as {directory / files[0]}" if files else ""
         raise ModelError(
-            f"{directory} has no config.json: a model directory holds config.json and model.safetensors"
+            f"{directory} has no config.json: a model directory holds config.json and model.safetensors{hint}"
         )
     if repository is not None and not document.get("architectures"):
         fetch_weights(repository, directory)  # their names reveal the head

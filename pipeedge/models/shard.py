@@ -28,8 +28,9 @@ from torch import nn
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
-from pipeedge.models.dtypes import stream_dtype
+from pipeedge.models.dtypes import INT4, stream_dtype
 from pipeedge.models.family import Family, attends
+from pipeedge.models.int4 import Int4Linear
 from pipeedge.models.int8 import Int8Linear
 from pipeedge.models.layers.catalogue import layers_of
 from pipeedge.models.layers.parts import FamilyLayers
@@ -88,7 +89,7 @@ class Shard(nn.Module):
 
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the tensors to read from a file by name: parameters and packed weights, not yet filled."""
-        packed = {f"{name}.weight": layer.weight for name, layer in self.packed_layers()}
+        packed = {f"{name}.weight": layer.stored for name, layer in self.packed_layers()}
         return {**dict(self.named_parameters()), **packed}
 
     def adopt(self, other: Shard) -> tuple[str, ...]:
@@ -189,7 +190,9 @@ def _choose_layers(part: nn.Module, dtype: torch.dtype, kernels: str) -> None:
     for name, child in list(part.named_children()):
         if not isinstance(child, Linear):
             continue
-        if dtype is torch.int8:
+        if dtype is INT4:
+            setattr(part, name, Int4Linear(child, stream_dtype(dtype)))
+        elif dtype is torch.int8:
             setattr(part, name, Int8Linear(child, stream_dtype(dtype), kernels))
         elif kernels == "onednn":
             setattr(part, name, OnednnLinear(child, dtype))

@@ -7,21 +7,41 @@ table of 250,000 rows is most of the weights of a multilingual model; a sentence
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-__all__ = ["WORD_TABLE", "look_up", "touched_bytes"]
+from pipeedge import _native as native
+
+__all__ = ["WORD_TABLE", "CodedWords", "look_up", "touched_bytes"]
 
 WORD_TABLE = "embeddings.word"
 """Parameter of a shard with a row for each word."""
 _PAGE_BYTES = 4096
 
 
-def look_up(table: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+@dataclass(frozen=True)
+class CodedWords:
+    """A table whose rows are codes with scales, as in a GGUF file."""
+
+    codes: torch.Tensor
+    """Rows, uint8 [vocabulary, bytes]."""
+    coding: str
+    """Their form, one of ``native.weight_codings``."""
+    width: int
+    """Number of values of a row, E."""
+
+
+def look_up(table: torch.Tensor | CodedWords, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the rows [N, T, E] of the words ``ids`` [N, T] in ``table`` [vocabulary, E], as ``dtype``.
 
     A table that is mapped has the number type of its file.
     """
+    if isinstance(table, CodedWords):
+        rows = table.codes[ids.flatten()].numpy()
+        values = native.decode_rows(table.coding, rows, table.width)
+        return torch.from_numpy(values).view(*ids.shape, table.width).to(dtype)
     return F.embedding(ids, table).to(dtype)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pipeedge.base.errors import PeerFailedError, RequestError, WeightsError
+from pipeedge.base.errors import ModelError, PeerFailedError, RequestError, WeightsError
 from pipeedge.base.fields import MALFORMED, Count, Name, Port, encode, reader
 from pipeedge.base.files import make_writable_directory, replace_file, temporary_beside, write_whole
 from pipeedge.base.wording import printable
@@ -214,6 +214,11 @@ class NodeStore:
             PipeEdgeError: The model is unknown, or its weights are missing.
         """
         outline = find_any(name, fetch=fetch)
+        if outline.is_file:
+            raise ModelError(
+                f"{printable(name)} is a GGUF file, which nodes do not send to each other; give a "
+                "Hugging Face directory or repository, or start the ranks yourself with pipeedge run"
+            )
         directory = outline.directory
         if directory is not None and directory.parent == _PACKAGE_MODELS:
             return OfferedModel(ModelPlace(outline.name), (), {}, ("--model", outline.name), outline)

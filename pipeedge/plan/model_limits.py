@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from pipeedge.base.errors import RequestError
-from pipeedge.base.schedule import check_encoder_dtype
 from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.declared import options_of
 
-__all__ = ["check_model_options"]
+__all__ = ["fitting_request"]
 
 
-def check_model_options(request: RunRequest, model: Outline) -> None:
-    """Check that the request of a run of ``model`` has no option that such a model does not have.
+def fitting_request(request: RunRequest, model: Outline) -> RunRequest:
+    """Return the request of a run of ``model``, in the number type of a GGUF file unless it names one.
 
     Raises:
-        RequestError: It has one.
+        RequestError: It has an option that such a model does not have.
     """
     if model.family.decodes:
         _check_decoder(request, model)
     else:
         _check_encoder(request, model)
+    stored = model.stored_dtype if request.schedule.dtypes is None else None
+    if stored is None:
+        return request
+    return dataclasses.replace(request, schedule=dataclasses.replace(request.schedule, dtypes=(stored,)))
 
 
 def _check_encoder(request: RunRequest, model: Outline) -> None:
@@ -30,9 +34,6 @@ def _check_encoder(request: RunRequest, model: Outline) -> None:
         for one in options_of(type(group)):
             if getattr(group, str(one.field)) != one.default:
                 raise RequestError(f"{one.name}: {model.name} does not generate text (docs/decoders.md)")
-    if not request.schedule.automatic_dtype:
-        for dtype in request.schedule.dtypes or ():
-            check_encoder_dtype(dtype)
 
 
 def _check_decoder(request: RunRequest, model: Outline) -> None:

@@ -171,7 +171,8 @@ class ModelRequest:
         metavar="NAME|DIR",
         obeyed_by=ObeyedBy.ALL,
         subject="model",
-        help="a known model, a local Hugging Face directory, or a repository ORG/NAME of its hub ({default})",
+        help="a known model, a local Hugging Face directory, a repository ORG/NAME of its hub, or a GGUF "
+        "file of a decoder, also as ORG/NAME/FILE.gguf ({default})",
     )
     weights: Path | None = option(
         None,

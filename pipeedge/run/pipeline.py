@@ -29,7 +29,7 @@ from pipeedge.control.admission import Terms
 from pipeedge.control.hub_client import Callbacks
 from pipeedge.control.session import Session, report_early_failure
 from pipeedge.models.decoder import find_runnable
-from pipeedge.plan.model_limits import check_model_options
+from pipeedge.plan.model_limits import fitting_request
 from pipeedge.plan.schedule_choice import check_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.run.context import (
@@ -79,7 +79,7 @@ def run(
     membership = load_membership(request.world.keys)
     with report_early_failure(request.world, membership):
         model = find_runnable(request.model.name)
-        check_model_options(request, model)
+        request = fitting_request(request, model)
         check_schedule(request, model)
     world = request.world
     if membership is None and _speaks_openly(request):

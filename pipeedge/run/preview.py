@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
-from pipeedge.plan.model_limits import check_model_options
+from pipeedge.plan.model_limits import fitting_request
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 
@@ -25,7 +25,7 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
         PipeEdgeError: As ``run`` would, as far as this rank can see it alone.
     """
     model = find_any(request.model.name)
-    check_model_options(request, model)
+    request = fitting_request(request, model)
     model.check_sizes(request.model.weights)
     arrays = any(path.suffix.lower() == ".npz" for path in request.input.paths)
     tokens, lengths = _tokens_here(request, model)

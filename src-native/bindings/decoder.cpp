@@ -89,10 +89,23 @@ void* room_in(py::array& array, const char* name, Type stream, std::size_t size)
   return array.mutable_data();
 }
 
+const decoder::Coding& coding_of(const std::string& name) {
+  const decoder::Coding* found = decoder::find_coding(name);
+  if (found == nullptr) throw py::value_error("there is no coding '" + name + "'");
+  return *found;
+}
+
+/// Bytes of a row of so many weights.
+std::size_t coded_bytes(const decoder::Coding& coding, std::size_t width) {
+  return (width + coding.values - 1) / coding.values * coding.bytes;
+}
+
 void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, const py::array& values,
-                 py::ssize_t threads) {
+                 py::ssize_t threads, const std::optional<std::string>& coding_name) {
   if (matrix.inputs() == 0) throw py::value_error("there is no " + name + " here");
-  if (values.ndim() != 2 || static_cast<std::size_t>(values.shape(1)) != matrix.inputs()) {
+  const decoder::Coding* coding = coding_name ? &coding_of(*coding_name) : nullptr;
+  const std::size_t width = coding == nullptr ? matrix.inputs() : coded_bytes(*coding, matrix.inputs());
+  if (values.ndim() != 2 || static_cast<std::size_t>(values.shape(1)) != width) {
     throw py::value_error(name + " is not a matrix of " + std::to_string(matrix.inputs()) + " inputs");
   }
   const auto count = static_cast<std::size_t>(values.shape(0));
@@ -100,10 +113,21 @@ void fill_matrix(Matrix& matrix, const std::string& name, py::ssize_t first, con
   if (from > matrix.outputs() || count > matrix.outputs() - from) {
     throw py::value_error(name + " has " + std::to_string(matrix.outputs()) + " outputs, fewer than are given");
   }
+  const std::size_t most = positive(threads, "threads");
+  if (coding != nullptr) {
+    require<std::uint8_t>(values, name.c_str(), "uint8 (coded)", count * width, false);
+    const auto* rows = static_cast<const std::uint8_t*>(values.data());
+    bool finite;
+    {
+      py::gil_scoped_release unlocked;
+      finite = matrix.pack(from, count, *coding, rows, most);
+    }
+    if (!finite) throw py::value_error("weights are not finite");
+    return;
+  }
   const bool halves = !py::isinstance<py::array_t<float>>(values);
   const void* data =
       values_of(values, name.c_str(), halves ? Type::kBfloat16 : Type::kFloat32, count * matrix.inputs());
-  const std::size_t most = positive(threads, "threads");
   py::gil_scoped_release unlocked;
   if (halves) {
     matrix.pack(from, count, static_cast<const Half*>(data), most);
@@ -141,7 +165,7 @@ class Stage {
                     pages, window_pages)) {}
 
   void fill(py::ssize_t number, const std::string& name, py::ssize_t first, const py::array& values,
-            py::ssize_t threads) {
+            py::ssize_t threads, const std::optional<std::string>& coding) {
     if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
       throw py::value_error("there is no block " + std::to_string(number));
     }
@@ -149,7 +173,7 @@ class Stage {
     const std::pair<const char*, Matrix*> matrices[] = {
         {"qkv", &block.qkv}, {"proj", &block.proj}, {"gate", &block.gate}, {"up", &block.up}, {"down", &block.down}};
     for (const auto& [own, matrix] : matrices) {
-      if (name == own) return fill_matrix(*matrix, name, first, values, threads);
+      if (name == own) return fill_matrix(*matrix, name, first, values, threads, coding);
     }
     const std::pair<const char*, std::vector<float>*> vectors[] = {
         {"qkv_bias", &block.qkv_bias},   {"proj_bias", &block.proj_bias},
@@ -297,8 +321,9 @@ class Head {
       : head_(type_of(weights), type_of(stream), positive(hidden, "hidden"), positive(tokens, "tokens"), norm_centred,
               eps, scale, cap) {}
 
-  void fill(const std::string& name, py::ssize_t first, const py::array& values, py::ssize_t threads) {
-    if (name == "weight") return fill_matrix(head_.matrix(), name, first, values, threads);
+  void fill(const std::string& name, py::ssize_t first, const py::array& values, py::ssize_t threads,
+            const std::optional<std::string>& coding) {
+    if (name == "weight") return fill_matrix(head_.matrix(), name, first, values, threads, coding);
     if (name == "bias") return fill_vector(head_.bias(), name, first, values);
     if (name == "norm") return fill_vector(head_.norm(), name, first, values);
     throw py::value_error("a head has no '" + name + "'");
@@ -323,6 +348,50 @@ class Head {
   std::mutex mutex_;
 };
 
+/// Names of the forms of rows, with the weights and the bytes of a unit.
+std::vector<std::tuple<std::string, std::size_t, std::size_t>> weight_codings() {
+  std::vector<std::tuple<std::string, std::size_t, std::size_t>> found;
+  for (const decoder::Coding& coding : decoder::codings()) found.emplace_back(coding.name, coding.values, coding.bytes);
+  return found;
+}
+
+py::array_t<float> decode_rows(const std::string& name, const py::array& rows, py::ssize_t width) {
+  const decoder::Coding& coding = coding_of(name);
+  const std::size_t values = positive(width, "the width"), bytes = coded_bytes(coding, values);
+  if (rows.ndim() != 2 || static_cast<std::size_t>(rows.shape(1)) != bytes) {
+    throw py::value_error("rows of " + std::to_string(values) + " weights have " + std::to_string(bytes) + " bytes");
+  }
+  const auto count = static_cast<std::size_t>(rows.shape(0));
+  require<std::uint8_t>(rows, "rows", "uint8", count * bytes, false);
+  py::array_t<float> out({count, values});
+  const auto* from = static_cast<const std::uint8_t*>(rows.data());
+  float* to = out.mutable_data();
+  py::gil_scoped_release unlocked;
+  std::vector<float> unit(coding.values);
+  for (std::size_t row = 0; row < count; ++row, from += bytes, to += values) {
+    for (std::size_t k = 0; k < values; k += coding.values) {
+      coding.decode(from + k / coding.values * coding.bytes, unit.data());
+      std::copy_n(unit.data(), std::min(coding.values, values - k), to + k);
+    }
+  }
+  return out;
+}
+
+py::array_t<std::uint8_t> encode_rows(const std::string& name, const py::array& rows, py::ssize_t threads) {
+  const Type type = type_of(name);
+  if (type != Type::kInt8 && type != Type::kInt4) throw py::value_error("rows are encoded as int8 or int4");
+  if (rows.ndim() != 2) throw py::value_error("rows are not a matrix");
+  const auto count = static_cast<std::size_t>(rows.shape(0)), width = static_cast<std::size_t>(rows.shape(1));
+  const std::size_t bytes = coded_bytes(coding_of(name), width);
+  Matrix matrix(type, count, width);
+  fill_matrix(matrix, "rows", 0, rows, threads, std::nullopt);
+  py::array_t<std::uint8_t> out({count, bytes});
+  std::uint8_t* to = out.mutable_data();
+  py::gil_scoped_release unlocked;
+  for (std::size_t row = 0; row < count; ++row) matrix.store_row(row, to + row * bytes);
+  return out;
+}
+
 std::vector<std::string> decoder_variants() {
   std::vector<std::string> names;
   for (const decoder::Variant& variant : decoder::variants()) names.emplace_back(variant.name);
@@ -334,6 +403,11 @@ std::vector<std::string> decoder_variants() {
 void bind_decoder(py::module_& module) {
   module.attr("DECODER_PAGE") = decoder::kPage;
   module.def("decoder_variants", &decoder_variants, "Return the instruction sets that this processor supports.");
+  module.def("weight_codings", &weight_codings, "Return the forms of rows in files, with the size of a unit.");
+  module.def("decode_rows", &decode_rows, py::arg("coding"), py::arg("rows"), py::arg("width"),
+             "Return the weights of rows in a form of files.");
+  module.def("encode_rows", &encode_rows, py::arg("coding"), py::arg("rows"), py::kw_only(), py::arg("threads"),
+             "Return rows in our own form, as a stage would round them.");
   py::class_<Stage>(module, "DecoderStage", "Consecutive layers of a decoder, with their cache.")
       .def(py::init<py::ssize_t, py::ssize_t, py::ssize_t, py::ssize_t, py::ssize_t, const std::string&,
                     const std::string&, bool, float, const std::string&, bool, const std::string&, float, float, float,
@@ -345,7 +419,7 @@ void bind_decoder(py::module_& module) {
            py::arg("residual_scale"), py::arg("rotations"), py::arg("temper_from"), py::arg("temper"),
            py::arg("blocks"), py::arg("first"), py::arg("end"), py::arg("pages"), py::arg("window_pages"))
       .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
-           py::arg("threads") = 1)
+           py::arg("threads") = 1, py::arg("coding") = py::none())
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
            py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none())
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
@@ -355,7 +429,7 @@ void bind_decoder(py::module_& module) {
            py::kw_only(), py::arg("weights"), py::arg("stream"), py::arg("hidden"), py::arg("tokens"),
            py::arg("norm_centred"), py::arg("eps"), py::arg("scale"), py::arg("cap"))
       .def("fill", &Head::fill, py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
-           py::arg("threads") = 1)
+           py::arg("threads") = 1, py::arg("coding") = py::none())
       .def("score", &Head::score, py::arg("hidden"), py::arg("scores"), py::kw_only(), py::arg("threads"),
            py::arg("variant") = py::none())
       .def_property_readonly("weight_bytes", &Head::weight_bytes);

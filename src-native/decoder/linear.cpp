@@ -1,6 +1,7 @@
 #include "linear.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -90,6 +91,12 @@ float largest_of(const float* values) {
   return std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
 }
 
+/// Writes the codes of a group of weights of one output.
+void place_codes(const std::uint8_t* codes, char* group, std::size_t column) {
+  char* to = group + kColumns * sizeof(Half) + column * kUnit;
+  for (std::size_t q = 0; q < kGroup / kUnit; ++q) std::memcpy(to + q * kColumns * kUnit, codes + q * kUnit, kUnit);
+}
+
 /// Writes the scale and the codes of a group of weights of one output.
 void put_codes(const float* weights, char* group, std::size_t column) {
   constexpr float kRounder = 12582912.0F;  // adding and subtracting 1.5 * 2^23 rounds to a whole number
@@ -106,8 +113,7 @@ void put_codes(const float* weights, char* group, std::size_t column) {
     const float code = finite ? (weights[k] / scale + kRounder) - kRounder : 0;
     codes[k] = static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
   }
-  char* to = group + kColumns * sizeof half + column * kUnit;
-  for (std::size_t q = 0; q < kGroup / kUnit; ++q) std::memcpy(to + q * kColumns * kUnit, codes + q * kUnit, kUnit);
+  place_codes(codes, group, column);
 }
 
 #ifdef PIPEEDGE_DECODER_AMX
@@ -304,17 +310,25 @@ void Matrix::put_nibbles(std::size_t output, std::size_t count, const Value* wei
     }
     if (width < kGroup) std::fill(values + width * kColumns, values + kGroup * kColumns, 0.0F);
     best_variant().fit(values, found, scales, zeros);
-    const Nibbles to = nibbles(output / kColumns, g);
-    std::memcpy(const_cast<Half*>(to.scales) + column, scales + column, count * sizeof(Half));
-    std::memcpy(const_cast<std::uint8_t*>(to.zeros) + column, zeros + column, count);
     for (std::size_t n = column; n < column + count; ++n) {
-      const auto bits = static_cast<unsigned>(n < kColumns / 2 ? 0 : 4);
-      auto* bytes = reinterpret_cast<std::uint8_t*>(const_cast<char*>(to.codes)) + n % (kColumns / 2) * kUnit;
-      for (std::size_t k = 0; k < kGroup; ++k) {
-        std::uint8_t& both = bytes[k / kUnit * (kColumns / 2) * kUnit + k % kUnit];
-        both = static_cast<std::uint8_t>((both & ~(kMostNibble << bits)) | found[k * kColumns + n] << bits);
-      }
+      std::uint8_t codes[kGroup];
+      for (std::size_t k = 0; k < kGroup; ++k) codes[k] = found[k * kColumns + n];
+      write_nibbles(output - column + n, g, scales[n], zeros[n], codes);
     }
+  }
+}
+
+void Matrix::write_nibbles(std::size_t output, std::size_t group, Half scale, std::uint8_t zero,
+                           const std::uint8_t* codes) {
+  const Nibbles to = nibbles(output / kColumns, group);
+  const std::size_t column = output % kColumns;
+  const_cast<Half*>(to.scales)[column] = scale;
+  const_cast<std::uint8_t*>(to.zeros)[column] = zero;
+  const auto bits = static_cast<unsigned>(column < kColumns / 2 ? 0 : 4);
+  auto* bytes = reinterpret_cast<std::uint8_t*>(const_cast<char*>(to.codes)) + column % (kColumns / 2) * kUnit;
+  for (std::size_t k = 0; k < kGroup; ++k) {
+    std::uint8_t& both = bytes[k / kUnit * (kColumns / 2) * kUnit + k % kUnit];
+    both = static_cast<std::uint8_t>((both & ~(kMostNibble << bits)) | codes[k] << bits);
   }
 }
 
@@ -365,6 +379,106 @@ void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, st
 
 template void Matrix::pack(std::size_t first, std::size_t count, const float* weights, std::size_t threads);
 template void Matrix::pack(std::size_t first, std::size_t count, const Half* weights, std::size_t threads);
+
+/// Packs a row whose form has codes of the matrix's type.
+bool Matrix::put_codes_of(std::size_t output, const Coding& coding, const std::uint8_t* row) {
+  const std::size_t panel = output / kColumns, column = output % kColumns;
+  bool finite = true;
+  for (std::size_t g = 0; g < groups(); ++g) {
+    if (type_ == Type::kInt8) {
+      ByteGroup found;
+      coding.bytes_of(row, g, found);
+      finite = finite && std::isfinite(found.scale);
+      char* group = memory_.data() + panel * panel_bytes() + g * kGroupBytes;
+      const Half scale = narrowed(found.scale);
+      std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
+      std::uint8_t codes[kGroup];
+      for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<std::uint8_t>(found.codes[k] + kZero);
+      place_codes(codes, group, column);
+      continue;
+    }
+    NibbleGroup found;
+    if (coding.nibbles_of(row, g, found)) {
+      finite = finite && std::isfinite(found.scale);
+      write_nibbles(output, g, narrowed(found.scale), static_cast<std::uint8_t>(found.zero), found.codes);
+      continue;
+    }
+    // A range of weights that our zeros do not reach.
+    std::vector<float> unit(coding.values);
+    coding.decode(row + g * kGroup / coding.values * coding.bytes, unit.data());
+    float values[kGroup * kColumns] = {};
+    for (std::size_t k = 0; k < kGroup; ++k) {
+      values[k * kColumns] = unit[g * kGroup % coding.values + k];
+      finite = finite && std::isfinite(values[k * kColumns]);
+    }
+    std::uint8_t all[kGroup * kColumns], codes[kGroup], zeros[kColumns];
+    Half scales[kColumns];
+    best_variant().fit(values, all, scales, zeros);
+    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = all[k * kColumns];
+    write_nibbles(output, g, scales[0], zeros[0], codes);
+  }
+  return finite;
+}
+
+bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, const std::uint8_t* rows,
+                  std::size_t threads) {
+  constexpr std::size_t kWorkOfValue = 4;  // in multiplications
+  const bool direct = type_ == Type::kInt8   ? coding.bytes_of != nullptr
+                      : type_ == Type::kInt4 ? coding.nibbles_of != nullptr
+                                             : false;
+  const std::size_t row_bytes = parts_of(inputs_, coding.values) * coding.bytes;
+  const std::size_t begin = first / kColumns, end = parts_of(first + count, kColumns);
+  std::atomic<bool> all_finite{true};
+  parallel::in_threads(end - begin, kColumns * inputs_ * kWorkOfValue, threads, [&](parallel::Range panels) {
+    bool finite = true;
+    std::vector<float> values, unit(coding.values);
+    for (std::size_t p = begin + panels.begin; p < begin + panels.end; ++p) {
+      const std::size_t from = std::max(first, p * kColumns), to = std::min(first + count, (p + 1) * kColumns);
+      const std::uint8_t* row = rows + (from - first) * row_bytes;
+      if (direct) {
+        for (std::size_t n = from; n < to; ++n, row += row_bytes) finite = put_codes_of(n, coding, row) && finite;
+        continue;
+      }
+      values.resize(kColumns * inputs_);
+      for (std::size_t n = 0; n < to - from; ++n, row += row_bytes) {
+        for (std::size_t k = 0; k < inputs_; k += coding.values) {
+          coding.decode(row + k / coding.values * coding.bytes, unit.data());
+          std::copy_n(unit.data(), std::min(coding.values, inputs_ - k), values.data() + n * inputs_ + k);
+        }
+      }
+      for (std::size_t i = 0; i < (to - from) * inputs_; ++i) finite = finite && std::isfinite(values[i]);
+      put(from, to - from, values.data());
+    }
+    if (!finite) all_finite = false;
+  });
+  return all_finite;
+}
+
+void Matrix::store_row(std::size_t output, std::uint8_t* row) const {
+  const std::size_t panel = output / kColumns, column = output % kColumns;
+  for (std::size_t g = 0; g < groups(); ++g) {
+    if (type_ == Type::kInt8) {
+      const char* group = memory_.data() + panel * panel_bytes() + g * kGroupBytes;
+      Half scale;
+      std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
+      const auto* from = reinterpret_cast<const std::uint8_t*>(group + kColumns * sizeof scale);
+      std::int8_t codes[kGroup];
+      for (std::size_t k = 0; k < kGroup; ++k) {
+        codes[k] = static_cast<std::int8_t>(from[(k / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero);
+      }
+      store(scale, codes, row + g * kByteGroupBytes);
+      continue;
+    }
+    const Nibbles group = nibbles(panel, g);
+    std::uint8_t codes[kGroup];
+    for (std::size_t k = 0; k < kGroup; ++k) {
+      const std::size_t unit = k / kUnit * (kColumns / 2) + column % (kColumns / 2);
+      const auto both = static_cast<std::uint8_t>(group.codes[unit * kUnit + k % kUnit]);
+      codes[k] = static_cast<std::uint8_t>(column < kColumns / 2 ? both & kMostNibble : both >> 4);
+    }
+    store(group.scales[column], group.zeros[column], codes, row + g * kNibbleGroupBytes);
+  }
+}
 
 void Matrix::unpack(std::size_t output, float* weights) const {
   const char* panel = memory_.data() + output / kColumns * panel_bytes();

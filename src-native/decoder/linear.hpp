@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "codings.hpp"
 #include "kernels.hpp"
 
 namespace pipeedge::decoder {
@@ -77,6 +78,14 @@ class Matrix {
   template <typename Value>
   void pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads = 1);
 
+  /// Packs rows in a form of files, whose inputs are whole units. Codes are taken over where the type has them, and
+  /// the weights are rounded anew where it does not. Returns whether all weights are finite.
+  bool pack(std::size_t first, std::size_t count, const Coding& coding, const std::uint8_t* rows,
+            std::size_t threads = 1);
+
+  /// Writes an output of a matrix in 8 or 4 bits in our own form, which gives the same matrix when it is packed.
+  void store_row(std::size_t output, std::uint8_t* row) const;
+
   /// Writes the weights of an output as they are used.
   void unpack(std::size_t output, float* weights) const;
 
@@ -103,6 +112,8 @@ class Matrix {
   Nibbles nibbles(std::size_t panel, std::size_t group) const;
   template <typename Value>
   void put_nibbles(std::size_t output, std::size_t count, const Value* weights);
+  void write_nibbles(std::size_t output, std::size_t group, Half scale, std::uint8_t zero, const std::uint8_t* codes);
+  bool put_codes_of(std::size_t output, const Coding& coding, const std::uint8_t* row);
   template <typename Value>
   void put(std::size_t output, std::size_t count, const Value* weights);
 

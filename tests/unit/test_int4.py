@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from decoder_cases import CASES
 from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge import _native as native
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import RequestError, WeightsError
+from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models import find_model
-from pipeedge.models.dtypes import INT4
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.dtypes import INT4, dtype_name
+from pipeedge.models.kernels import choose
+from pipeedge.models.weights.download import convert, save_weights
 
 GROUP, PARTS, LARGEST = 32, 8, 15
 
@@ -102,9 +110,51 @@ def test_weights_that_are_no_numbers_are_not_hidden(value: float) -> None:
     assert np.isfinite(found[0]).all()
 
 
-def test_encoders_refuse_it() -> None:
-    with pytest.raises(RequestError, match=r"--dtype int4: only models that generate text have it; encoders"):
-        find_model("vit-digits").load(dtype=INT4)
+def test_encoders_have_no_other_device_for_it() -> None:
+    with pytest.raises(RequestError, match=r"--dtype int4 computes on cpu, not on cuda"):
+        choose("auto", INT4, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_stored_weights_of_encoders_give_the_same_results(
+    name: str, model_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    model, stored = find_model(model_dirs[name]), tmp_path / "w.safetensors"
+    convert(model, model.weights_path(), stored, INT4, say=lambda _line: None)
+    ids = torch.randint(1, 15, (3, 9), generator=torch.Generator().manual_seed(2))
+    inputs = (ids, torch.ones_like(ids), torch.zeros_like(ids))
+    ours, theirs = (model.load(weights=path, dtype=INT4)(inputs)[0] for path in (stored, None))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, INT4], ids=str)
+@pytest.mark.parametrize("name", ["llama3", "phi3-long", "gpt2", "gemma2"])
+def test_stored_weights_of_decoders_give_the_same_scores(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    directory = tmp_path / name
+    CASES[name].save(directory, parts=name == "gemma2")
+    expected, fingerprint = next_scores(directory, dtype), find_decoder(directory).fingerprint()
+    save_weights([str(directory)], Path(), dtype=dtype, say=lambda _line: None)
+    assert torch.equal(next_scores(directory, dtype), expected)
+    stored = directory / f"model.{dtype_name(dtype)}.safetensors"
+    for path in directory.glob("model*"):
+        if path != stored:
+            path.unlink()
+    assert torch.equal(next_scores(directory, dtype), expected)
+    assert find_decoder(directory).fingerprint() == fingerprint
+    with pytest.raises(
+        WeightsError, match=rf"is stored as {dtype_name(dtype)}, bfloat16 is needed; run with"
+    ):
+        find_decoder(directory).stage(dtype=torch.bfloat16, pages=1, weights=stored)
+    with pytest.raises(RequestError, match="are stored as int8 or int4"):
+        save_weights([str(directory)], Path(), dtype=torch.bfloat16, say=lambda _line: None)
+
+
+def next_scores(directory: Path, dtype: torch.dtype) -> torch.Tensor:
+    decoder = LocalDecoder(find_decoder(directory), dtype, context=64)
+    lists = decoder.begin()
+    return decoder.score(decoder.step([(lists, 0, list(range(1, 50)))]))
 
 
 def test_inputs_need_not_fill_a_group() -> None:

@@ -26,15 +26,16 @@ models     pooling architecture hub_config shapes weights.names family families.
            families.clip families.siglip families.decoder families.llama families.qwen
            families.gemma families.phi3 families.olmo2 families.smollm3 families.granite
            families.gpt2 families.catalogue weights.files
-           weights.pieces weights.safetensors_files weights.file_kinds weights.joined weights.hub
+           weights.pieces weights.gguf_header weights.gguf_files gguf_config
+           weights.safetensors_files weights.file_kinds weights.joined weights.hub
            weights.locating weights.comparing cuts pooling_files image_size outline known
-           registry activations words dtypes linear int8_passes int8_kernels int8 kernels
+           registry activations words dtypes linear int4 int8_passes int8_kernels int8 kernels
            progress weights.random_weights weights.mapping rotary attention layers.parts
            layers.patches layers.positions layers.bert layers.roberta layers.distilbert
            layers.mpnet layers.albert layers.electra layers.modernbert layers.vit layers.deit
            layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue layers.decoder
-           step_rows sentence shard weights.fill weights.writing model decoder_ends decoder
-           weights.http_transfer
+           step_rows sentence shard weights.fill weights.writing weights.coded_writing model
+           decoder_ends decoder weights.http_transfer
            weights.pickled
            weights.download
 decoding   pages step_times steps step_trial loop exact structure structure_matching sampling sampler

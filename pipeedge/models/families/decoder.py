@@ -35,6 +35,7 @@ __all__ = [
     "causal_class",
     "decoder_names",
     "decoder_shapes",
+    "gguf_names",
     "layer_kinds",
     "read_decoder",
     "read_rotary",
@@ -426,4 +427,37 @@ def decoder_names(*, norm2: str = "post_attention_layernorm", **others: str) -> 
         **tensors({"embeddings.word": "embed_tokens.weight", "head.scores.weight": "lm_head.weight"}),
         **modules({f"block.{{n}}.{ours}": (f"layers.{{n}}.{theirs}",) for ours, theirs in block.items()}),
         **modules({"head.norm": ("norm",)}),
+    }
+
+
+def gguf_names(*, norm2: str = "ffn_norm", **others: str) -> Dialect:
+    """Return the names of tensors in GGUF files.
+
+    Args:
+        norm2: Name of the norm before the MLP.
+        others: Names of other modules of a block.
+    """
+    block = {
+        "norm1": "attn_norm",
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "q_norm": "attn_q_norm",
+        "k_norm": "attn_k_norm",
+        "proj": "attn_output",
+        "norm2": norm2,
+        "gate": "ffn_gate",
+        "up": "ffn_up",
+        "down": "ffn_down",
+        **others,
+    }
+    ends = {
+        "embeddings.word": "token_embd.weight",
+        "embeddings.position": "position_embd.weight",
+        "head.scores.weight": "output.weight",
+    }
+    return {
+        **tensors(ends),
+        **modules({f"block.{{n}}.{ours}": (f"blk.{{n}}.{theirs}",) for ours, theirs in block.items()}),
+        **modules({"head.norm": ("output_norm",)}),
     }

@@ -16,6 +16,7 @@ from pipeedge.models.families.decoder import (
     causal_class,
     decoder_names,
     decoder_shapes,
+    gguf_names,
     layer_kinds,
     read_decoder,
     read_rotary,
@@ -100,13 +101,14 @@ def _read(config: HubConfig, head: Head) -> Architecture:
 
 def _names(architecture: Architecture) -> Any:
     if architecture.options is not None and getattr(architecture.options, "norms", "") == "before":
-        return (decoder_names(),)
+        return (decoder_names(), gguf_names())
     return (
         decoder_names(
             end1="post_attention_layernorm",
             norm2="pre_feedforward_layernorm",
             end2="post_feedforward_layernorm",
         ),
+        gguf_names(end1="post_attention_norm", end2="post_ffw_norm"),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.families.decoder import decoder_shapes, read_decoder
+from pipeedge.models.families.decoder import decoder_shapes, gguf_names, read_decoder
 from pipeedge.models.family import Family, Head, ModelClass
 from pipeedge.models.hub_config import HubConfig
 from pipeedge.models.weights.names import Dialect, FileTensor, modules, tensors
@@ -80,13 +80,14 @@ def _dialect() -> Dialect:
 
 
 _NAMES = _dialect()
+_GGUF_NAMES = gguf_names(qkv="attn_qkv")
 
 GPT2 = Family(
     name="gpt2",
     model_types=("gpt2",),
     classes={"GPT2LMHeadModel": ModelClass("next", sign="wte.weight")},
     read=_read,
-    dialects=lambda _: (_NAMES,),
+    dialects=lambda _: (_NAMES, _GGUF_NAMES),
     shapes=decoder_shapes,
     prefix="transformer.",
     unprefixed=("lm_head",),

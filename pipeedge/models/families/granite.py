@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pipeedge.base.errors import ModelError
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.families.decoder import causal_class, decoder_names, decoder_shapes, read_decoder
+from pipeedge.models.families.decoder import (
+    causal_class,
+    decoder_names,
+    decoder_shapes,
+    gguf_names,
+    read_decoder,
+)
 from pipeedge.models.family import Family, Head
 from pipeedge.models.hub_config import HubConfig
 
@@ -34,7 +40,7 @@ GRANITE = Family(
     model_types=("granite",),
     classes=causal_class("GraniteForCausalLM"),
     read=_read,
-    dialects=lambda _: (decoder_names(),),
+    dialects=lambda _: (decoder_names(), gguf_names()),
     shapes=decoder_shapes,
     prefix="model.",
     unprefixed=("lm_head",),

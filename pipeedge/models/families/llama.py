@@ -9,6 +9,7 @@ from pipeedge.models.families.decoder import (
     causal_class,
     decoder_names,
     decoder_shapes,
+    gguf_names,
     layer_kinds,
     read_decoder,
 )
@@ -75,7 +76,7 @@ LLAMA = Family(
         **causal_class("Ministral3ForCausalLM"),
     },
     read=_read,
-    dialects=lambda _: (decoder_names(),),
+    dialects=lambda _: (decoder_names(), gguf_names()),
     shapes=decoder_shapes,
     prefix="model.",
     unprefixed=("lm_head",),

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from pipeedge.models.architecture import Architecture
-from pipeedge.models.families.decoder import causal_class, decoder_names, decoder_shapes, read_decoder
+from pipeedge.models.families.decoder import (
+    causal_class,
+    decoder_names,
+    decoder_shapes,
+    gguf_names,
+    read_decoder,
+)
 from pipeedge.models.family import Family, Head
 from pipeedge.models.hub_config import HubConfig
 
@@ -26,7 +32,10 @@ PHI3 = Family(
     model_types=("phi3",),
     classes=causal_class("Phi3ForCausalLM"),
     read=_read,
-    dialects=lambda _: (decoder_names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),),
+    dialects=lambda _: (
+        decoder_names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+        gguf_names(qkv="attn_qkv", gate_up="ffn_up"),
+    ),
     shapes=decoder_shapes,
     prefix="model.",
     unprefixed=("lm_head",),

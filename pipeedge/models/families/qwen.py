@@ -9,6 +9,7 @@ from pipeedge.models.families.decoder import (
     causal_class,
     decoder_names,
     decoder_shapes,
+    gguf_names,
     layer_kinds,
     read_decoder,
 )
@@ -45,7 +46,7 @@ QWEN = Family(
     model_types=("qwen2", "qwen3"),
     classes={**causal_class("Qwen2ForCausalLM"), **causal_class("Qwen3ForCausalLM")},
     read=_read,
-    dialects=lambda _: (decoder_names(),),
+    dialects=lambda _: (decoder_names(), gguf_names()),
     shapes=decoder_shapes,
     prefix="model.",
     unprefixed=("lm_head",),

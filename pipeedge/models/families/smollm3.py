@@ -10,6 +10,7 @@ from pipeedge.models.families.decoder import (
     causal_class,
     decoder_names,
     decoder_shapes,
+    gguf_names,
     layer_kinds,
     read_decoder,
 )
@@ -60,7 +61,7 @@ SMOLLM3 = Family(
     model_types=("smollm3",),
     classes=causal_class("SmolLM3ForCausalLM"),
     read=_read,
-    dialects=lambda _: (decoder_names(),),
+    dialects=lambda _: (decoder_names(), gguf_names()),
     shapes=decoder_shapes,
     prefix="model.",
     unprefixed=("lm_head",),

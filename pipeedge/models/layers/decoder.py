@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from pipeedge import _native as native
-from pipeedge.base.errors import PeerFailedError
+from pipeedge.base.errors import PeerFailedError, WeightsError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
@@ -37,12 +38,21 @@ from pipeedge.models.dtypes import dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import NATIVE_ACTIVATIONS, DecoderOptions
 from pipeedge.models.rotary import scaled_frequencies
-from pipeedge.models.weights.comparing import Placeholder, check_tensors
+from pipeedge.models.weights.comparing import Placeholder, check_coding, check_tensors
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling
 from pipeedge.models.weights.names import same
 
-__all__ = ["PAGE", "DecoderStage", "StepRows", "as_array", "part_shapes", "read_rows"]
+__all__ = [
+    "PAGE",
+    "DecoderStage",
+    "TensorRows",
+    "StepRows",
+    "as_array",
+    "finite_codes",
+    "part_shapes",
+    "read_rows",
+]
 
 PAGE: int = native.DECODER_PAGE
 """Positions of a page of the cache."""
@@ -193,14 +203,17 @@ class DecoderStage:
         fillings = check_tensors(shapes, self.architecture, file)
         file.announce(source.name for filling in fillings for source in filling.sources)
         for filling in fillings:
+            check_coding(filling, file, self.dtype)
             _, number, module, kind = filling.parameter.split(".")
             block = int(number) // LAYERS_PER_BLOCK - self._first_block
-            for row, values in read_rows(filling, shapes[filling.parameter].shape, file, progress):
-                self._put(block, module, kind, row, values)
+            with finite_codes(filling, file):
+                for part in read_rows(filling, shapes[filling.parameter].shape, file, progress):
+                    self._put(block, module, kind, part)
         return self
 
-    def _put(self, block: int, module: str, kind: str, row: int, values: torch.Tensor) -> None:
-        """Hand a parameter's rows from ``row`` on to native code."""
+    def _put(self, block: int, module: str, kind: str, part: TensorRows) -> None:
+        """Hand rows of a parameter on to native code."""
+        row, values = part.row, part.values
         options = self.architecture.own(DecoderOptions)
         width, size = self.architecture.hidden, self.architecture.width_of_head
         if module in _NORMS:
@@ -212,18 +225,19 @@ class DecoderStage:
         if module == "gate_up":
             inner = self.architecture.intermediate
             gate = max(0, inner - row)  # rows of the gate, which come first
-            self._fill(block, "gate", kind, row, values[:gate])
-            self._fill(block, "up", kind, max(0, row - inner), values[gate:])
+            self._fill(block, "gate", kind, TensorRows(row, values[:gate], part.coding))
+            self._fill(block, "up", kind, TensorRows(max(0, row - inner), values[gate:], part.coding))
             return
         queries, keys = self.architecture.heads * size, options.kv_heads * size
         places = {"q": ("qkv", 0), "k": ("qkv", queries), "v": ("qkv", queries + keys)}
         name, first = places.get(module, (module, 0))
-        self._fill(block, name, kind, first + row, values)
+        self._fill(block, name, kind, TensorRows(first + row, values, part.coding))
 
-    def _fill(self, block: int, name: str, kind: str, row: int, values: torch.Tensor) -> None:
+    def _fill(self, block: int, name: str, kind: str, part: TensorRows) -> None:
         name = name if kind == "weight" else f"{name}_bias"
-        if len(values):
-            self._native.fill(block, name, row, as_array(values), threads=torch.get_num_threads())
+        if len(part.values):
+            threads = torch.get_num_threads()
+            self._native.fill(block, name, part.row, part.array, threads=threads, coding=part.coding)
 
     def checked_inputs(
         self, sequences: Sequence[StepRows], inputs: Sequence[torch.Tensor]
@@ -297,30 +311,55 @@ def part_shapes(architecture: Architecture, block: int, part: int) -> dict[str, 
     return {name: shape for name, shape in own.items() if _PART_OF[name.partition(".")[0]] == part}
 
 
+@dataclass(frozen=True)
+class TensorRows:
+    """Some rows of a parameter."""
+
+    row: int
+    """Number of the first one."""
+    values: torch.Tensor
+    """Rows in float32, bfloat16, or codes, uint8 [rows, bytes]."""
+    coding: str | None = None
+    """Form of the codes, or None for numbers."""
+
+    @property
+    def array(self) -> Any:
+        """The rows as native code expects them."""
+        return as_array(self.values)
+
+
+@contextmanager
+def finite_codes(filling: Filling, file: WeightsFile) -> Iterator[None]:
+    """Say which tensor it is whose codes native code refuses: one of their scales is not a number."""
+    try:
+        yield
+    except ValueError as error:
+        names = ", ".join(source.name for source in filling.sources)
+        raise WeightsError(f"{file.path}: {names}: {error}; fetch the file again") from error
+
+
 def read_rows(
     filling: Filling,
     shape: Sequence[int],
     file: WeightsFile,
     progress: Callable[[int], object] = lambda _: None,
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield a parameter of ``shape`` in parts: the number of the first row, and rows in float32 or bfloat16.
-
-    Parts are small, and valid until the next one is asked for.
-    """
+) -> Iterator[TensorRows]:
+    """Yield a parameter of ``shape`` in parts, which are small and valid until the next one is asked for."""
     if any(source.layout is not same for source in filling.sources):
         tensor = torch.empty(tuple(shape))
         for name, view in filling.views(tensor, 1):
             file.read_into(name, view, progress)
-        yield 0, tensor
+        yield TensorRows(0, tensor)
         return
     together = max(1, _PART_VALUES // math.prod(shape[1:]) // _TOGETHER) * _TOGETHER
     row = 0
     for source in filling.sources:
-        for part in file.read_rows(source.name, together):
-            halves = part.dtype is torch.bfloat16 and part.dim() > 1
-            yield row, part if halves else part.to(torch.float32)
+        coding = file.coding(source.name)
+        for part in (file.read_rows if coding is None else file.read_coded)(source.name, together):
+            as_it_is = coding is not None or (part.dtype is torch.bfloat16 and part.dim() > 1)
+            yield TensorRows(row, part if as_it_is else part.to(torch.float32), coding)
             row += len(part)
-            progress(part.numel())
+            progress(len(part) * math.prod(shape[1:]))
 
 
 def as_array(tensor: torch.Tensor) -> Any:

@@ -17,7 +17,10 @@ from pipeedge.models.weights.locating import Filling, qkv_bias, resolve, stray_b
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_tensors", "end_tensors"]
+__all__ = ["check_coding", "check_tensors", "end_tensors"]
+
+_OWN_CODINGS = ("int8", "int4")
+"""Forms of weights that were stored rounded, each for the number type of its name."""
 
 
 class Placeholder:
@@ -141,4 +144,20 @@ def _check_surplus(architecture: Architecture, file: WeightsFile) -> None:
         if bias is not None:
             raise WeightsError(
                 f"{file.path} has {bias}, but the model's qkv_bias is false: which of the two is right?"
+            )
+
+
+def check_coding(filling: Filling, file: WeightsFile, dtype: torch.dtype) -> None:
+    """Check that weights that were rounded for one number type are not to be used in another.
+
+    Raises:
+        WeightsError: They are. The message says what would do.
+    """
+    needed = str(dtype).removeprefix("torch.")
+    for source in filling.sources:
+        coding = file.coding(source.name)
+        if coding in _OWN_CODINGS and coding != needed:
+            raise WeightsError(
+                f"{file.path}: {source.name} is stored as {coding}, {needed} is needed; run with "
+                f"--dtype {coding}, or with weights that are not rounded (-M)"
             )

@@ -20,12 +20,15 @@ from typing import TypeAlias
 
 import torch
 
-from pipeedge.base.errors import ModelError, WeightsError
+from pipeedge.base.errors import ModelError, RequestError, WeightsError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, named_output
-from pipeedge.models.dtypes import dtype_name
-from pipeedge.models.model import Model, find_model
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models.decoder import DecoderModel, find_runnable
+from pipeedge.models.dtypes import INT4, dtype_name
+from pipeedge.models.model import Model
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.registry import MODEL_NAMES, SHIPPED
+from pipeedge.models.weights.coded_writing import write_coded
 from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.http_transfer import fetch_file
@@ -40,6 +43,9 @@ from pipeedge.models.weights.writing import (
 )
 
 __all__ = ["HttpSource", "HubSource", "Origin", "download", "download_http", "download_hub", "save_weights"]
+
+_CODED = (torch.int8, INT4)
+"""Number types in which weights of decoders are stored."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,14 @@ def save_weights(
     own += [
         _fetch_repository(model, directory, say)
         for model in others
-        if model.repository is not None and random_seed is None
+        if isinstance(model, DecoderModel) or (model.repository is not None and random_seed is None)
     ]
     if dtype is not None:
         for name in own:
-            model = find_model(name)
+            model = find_runnable(name)
             convert(model, model.default_weights, model.converted_path(dtype), dtype, say)
     for model in others:
-        if model.repository is not None and random_seed is None:
+        if isinstance(model, DecoderModel) or (model.repository is not None and random_seed is None):
             continue
         target = (directory or Path()) / _default_file(model)
         if _is_wanted(model, target, say):
@@ -148,13 +154,23 @@ def _save_random(model: Model, target: Path, seed: int, say: Callable[[str], obj
 
 
 def convert(
-    model: Model, source: Path, target: Path, dtype: torch.dtype, say: Callable[[str], object] = print
+    model: Model | DecoderModel,
+    source: Path,
+    target: Path,
+    dtype: torch.dtype,
+    say: Callable[[str], object] = print,
 ) -> None:
     """Write the weights at ``source`` to ``target`` in another number type, one tensor at a time.
 
     Raises:
+        RequestError: A model of this kind is not stored in that type.
         WeightsError: ``source`` does not fit the model or is damaged, or ``target`` cannot be written.
     """
+    if isinstance(model, DecoderModel) and dtype not in _CODED:
+        raise RequestError(
+            f"--dtype {dtype_name(dtype)}: the weights of models that generate text are stored as "
+            f"{' or '.join(map(dtype_name, _CODED))}"
+        )
     fingerprint = model.fingerprint(source)
     replaced = check_outputs([OutputFile("--dtype", target)], [InputPath(f"the model {model.name}", source)])
     if target.exists():
@@ -163,19 +179,31 @@ def convert(
                 say(f"{target}: already there and made from the same weights, kept")
                 return
     with model.open(source) as file:
-        shard = model.shard_for(file, dtype=dtype)
-        total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
-        with ByteBar(target.name, total) as bar:
-            write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
+        if isinstance(model, DecoderModel):
+            total = model.weight_bytes(LayerRange(0, model.n_layers), dtype) + model.end_bytes(dtype)
+            with ByteBar(target.name, total) as bar:
+                write_coded(target, model.config, file, dtype, fingerprint, progress=bar.advance)
+        else:
+            shard = model.shard_for(file, dtype=dtype)
+            total = sum(tensor.nbytes for tensor in (*shard.parameters(), *shard.buffers()))
+            with ByteBar(target.name, total) as bar:
+                write_converted(target, shard, model.config, file, fingerprint, progress=bar.advance)
     say(
         f"{named_output(target, replaced)}: weights of {model.name} as {dtype_name(dtype)}, "
         f"{target.stat().st_size >> 20} MB"
     )
 
 
-def _fetch_repository(model: Model, directory: Path | None, say: Callable[[str], object]) -> str:
+def _fetch_repository(
+    model: Model | DecoderModel, directory: Path | None, say: Callable[[str], object]
+) -> str:
     """Fetch a repository into the cache, and copy it to ``directory``; return a name for the result."""
-    model.check_weights()  # fetches them
+    if isinstance(model, DecoderModel):
+        with model.open():  # fetches them
+            pass
+        model.check_sizes()
+    else:
+        model.check_weights()  # fetches them, too
     snapshot = model.directory
     if directory is None or snapshot is None:
         say(f"{snapshot}: {model.name}, in the hub's local cache")
@@ -191,10 +219,12 @@ def _default_file(model: Model) -> Path:
     return Path(f"{model.name.rpartition('/')[2]}.npz") if model.repository else model.default_weights
 
 
-def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model:
+def _downloadable(name: str, origins: Mapping[str, Origin]) -> Model | DecoderModel:
     if name in SHIPPED:
         raise ModelError(f"{name} comes with the package, so there is nothing to fetch")
-    model = find_model(name)
+    model = find_runnable(name)
+    if model.is_file:
+        raise ModelError(f"{name} is a GGUF file, which holds its weights as they are: run it with -m")
     if name not in origins and model.repository is None:
         known = ", ".join(known for known in MODEL_NAMES if known in origins)
         raise ModelError(f"{name} is a directory; weights are fetched for {known}, or a repository ORG/NAME")

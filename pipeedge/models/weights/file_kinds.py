@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.program import program_name
 from pipeedge.models.weights.files import StreamedFile, TensorEntry, WeightsFile, check_regular
+from pipeedge.models.weights.gguf_files import GgufFile
+from pipeedge.models.weights.gguf_header import GGUF_SUFFIX, MAGIC
 from pipeedge.models.weights.pieces import PartialFile
 from pipeedge.models.weights.safetensors_files import (
     INDEX_FILE,
@@ -74,7 +76,7 @@ class NpzFile(StreamedFile):
 
 
 def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
-    """Open a ``.npz`` or ``.safetensors`` file, an index, or a directory with one of the latter two.
+    """Open a file of weights of any kind, an index of several, or a directory with either.
 
     Raises:
         WeightsError: The file is missing, damaged, or of a kind that cannot be read.
@@ -101,6 +103,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightsFile:
         raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
     if magic[:2] == b"PK" or path.suffix == ".npz":
         return NpzFile(path)
+    if magic == MAGIC or path.suffix == GGUF_SUFFIX:
+        return GgufFile(path)
     return SafetensorsFile(path)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["FilePlace", "StreamedFile", "TensorEntry", "WeightsFile", "check_regular"]
+__all__ = ["FilePlace", "StreamedFile", "TensorEntry", "WeightsFile", "check_regular", "fill_memory"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -135,6 +135,25 @@ class WeightsFile(ABC):
         del name
         return None
 
+    def coding(self, name: str) -> str | None:
+        """Return the form of a matrix of codes, one of ``native.weight_codings``, or None for plain numbers.
+
+        ``entry`` says the shape and number type of its values, which ``read_rows`` and ``read_into`` give;
+        ``place`` is that of its codes.
+        """
+        del name
+        return None
+
+    def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a matrix of codes in parts of about so many rows, uint8 [rows, bytes].
+
+        Each part is valid until the next one is asked for.
+
+        Raises:
+            WeightsError: The data ends early or is damaged.
+        """
+        raise TypeError(f"{name} of {self.path} is no matrix of codes; {rows} rows were asked for")
+
 
 class StreamedFile(WeightsFile):
     """A file whose tensors can be read sequentially."""
@@ -172,17 +191,19 @@ class StreamedFile(WeightsFile):
             raise WeightsError(f"{self.path}: {name} is of type {entry.dtype_name}; floating point is needed")
         return entry.dtype
 
-    def _pieces(self, name: str, shape: tuple[int, ...], rows: int) -> Iterator[torch.Tensor]:
+    def _pieces(
+        self, name: str, shape: tuple[int, ...], rows: int, dtype: torch.dtype | None = None
+    ) -> Iterator[torch.Tensor]:
         """Yield the data of a tensor in order, as parts of so many rows of ``shape``, in one buffer."""
         import torch
 
-        dtype = self._type_of(name)
+        dtype = self._type_of(name) if dtype is None else dtype
         row = math.prod(shape[1:])
         data = bytearray(min(rows, shape[0]) * row * dtype.itemsize)
         with self._open(name) as stream, memoryview(data) as memory:
             for start in range(0, shape[0], rows):
                 values = min(rows, shape[0] - start) * row
-                if not _fill(stream, memory[: values * dtype.itemsize]):
+                if not fill_memory(stream, memory[: values * dtype.itemsize]):
                     whole = list(self.entry(name).shape)
                     raise WeightsError(
                         f"{self.path} is truncated: the data of {name}, shape {whole}, ends early; fetch the "
@@ -192,7 +213,7 @@ class StreamedFile(WeightsFile):
                     yield torch.frombuffer(data, dtype=dtype, count=values).view(-1, *shape[1:])
 
 
-def _fill(stream: IO[bytes], memory: memoryview) -> bool:
+def fill_memory(stream: IO[bytes], memory: memoryview) -> bool:
     """Fill ``memory`` from a stream; return whether it had enough."""
     read = 0
     while read < len(memory):
@@ -206,4 +227,6 @@ def _fill(stream: IO[bytes], memory: memoryview) -> bool:
 def check_regular(path: Path) -> None:
     """Refuse anything but regular files: opening a pipe would block until somebody writes to it."""
     if not path.is_file():
-        raise WeightsError(f"{path} is not a regular file; weights are read from .npz and .safetensors files")
+        raise WeightsError(
+            f"{path} is not a regular file; weights are read from .npz, .safetensors and .gguf files"
+        )

@@ -11,10 +11,11 @@ from pipeedge.base.errors import WeightsError
 from pipeedge.base.wording import excerpt
 from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import dtype_name
+from pipeedge.models.int4 import Int4Linear
 from pipeedge.models.int8 import Int8Linear, quantize_rows
 from pipeedge.models.linear import OnednnLinear
 from pipeedge.models.shard import Shard
-from pipeedge.models.weights.comparing import check_tensors
+from pipeedge.models.weights.comparing import check_coding, check_tensors
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import Filling
 from pipeedge.models.weights.mapping import map_values
@@ -22,6 +23,9 @@ from pipeedge.models.weights.names import same
 from pipeedge.models.words import WORD_TABLE
 
 __all__ = ["fill", "plan", "read", "read_int8", "scale_name"]
+
+_ROWS = 1 << 8
+"""Number of rows of a 4-bit weight that are packed at a time."""
 
 
 def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[Filling, ...]:
@@ -40,6 +44,7 @@ def plan(shard: Shard, architecture: Architecture, file: WeightsFile) -> tuple[F
                 kind = excerpt(entry.dtype_name)
                 raise WeightsError(f"{file.path}: {source.name} is of type {kind}; floating point is needed")
         _check_int8(filling, parameters[filling.parameter], file)
+        check_coding(filling, file, parameters[filling.parameter].dtype)
     return fillings
 
 
@@ -69,12 +74,22 @@ def fill(
     packed = {f"{name}.weight": layer for name, layer in shard.packed_layers() if not name.startswith(filled)}
     # One buffer serves all tensors that are packed or quantised: freed blocks of different sizes would leave
     # holes that are not reused.
-    memory = torch.empty(max((meta[name].numel() for name in packed), default=0))
+    whole = {
+        one.parameter
+        for one in missing
+        if not isinstance(packed.get(one.parameter), Int4Linear) or not _has_rows(one)
+    }
+    memory = torch.empty(max((meta[name].numel() for name in packed if name in whole), default=0))
     file.announce(source.name for filling in missing for source in filling.sources)
     for filling in missing:
         name, place = filling.parameter, meta[filling.parameter]
-        layer, pieces = packed.get(name), _Pieces(place, progress)
-        if isinstance(layer, Int8Linear):
+        layer = packed.get(name)
+        stored = layer.coded_bytes if isinstance(layer, Int4Linear) else place.nbytes
+        pieces = _Pieces(stored / max(place.numel(), 1), progress)
+        if isinstance(layer, Int4Linear):
+            _fill_int4(layer, filling, architecture, file, memory, pieces.add)
+            pieces.end(stored)
+        elif isinstance(layer, Int8Linear):
             weight, scale = read_int8(filling, place.shape, architecture, file, memory, pieces.add)
             layer.set_weight(weight, scale, torch.device(device))
             pieces.end(weight.nbytes + scale.nbytes)
@@ -94,18 +109,18 @@ class _Pieces:
     """The stored bytes of one tensor, told piece by piece.
 
     Args:
-        place: The tensor to fill.
+        bytes_per_value: Stored bytes of a value.
         progress: Called with the bytes of each piece.
     """
 
-    def __init__(self, place: torch.Tensor, progress: Callable[[int], object]) -> None:
-        self._bytes_per_value = place.element_size()
+    def __init__(self, bytes_per_value: float, progress: Callable[[int], object]) -> None:
+        self._bytes_per_value = bytes_per_value
         self._progress = progress
         self._told = 0
 
     def add(self, values: int) -> None:
         """Tell of a number of values that were read."""
-        size = values * self._bytes_per_value
+        size = int(values * self._bytes_per_value)
         self._told += size
         self._progress(size)
 
@@ -171,6 +186,36 @@ def read_int8(
                 f"{file.path}: {scale_name(source.name)} has scales that are not above 0; convert again"
             )
     return read(filling, shape, torch.int8, architecture, file, progress=progress), scale
+
+
+def _fill_int4(
+    layer: Int4Linear,
+    filling: Filling,
+    architecture: Architecture,
+    file: WeightsFile,
+    memory: torch.Tensor,
+    progress: Callable[[int], object],
+) -> None:
+    """Pack a 4-bit weight from the codes in the file, or round it here, some rows at a time if possible."""
+    if not _has_rows(filling):
+        weight = read(filling, layer.stored.shape, torch.float32, architecture, file, memory, progress)
+        layer.set_rows(0, weight.numpy())
+        return
+    row = 0
+    for source in filling.sources:
+        coded = file.coding(source.name) is not None
+        for part in (file.read_coded if coded else file.read_rows)(source.name, _ROWS):
+            try:
+                layer.set_rows(row, (part if coded else part.float()).numpy())
+            except ValueError as error:
+                raise WeightsError(f"{file.path}: {source.name}: {error}; convert again") from error
+            row += len(part)
+            progress(len(part) * layer.inputs)
+
+
+def _has_rows(filling: Filling) -> bool:
+    """Return whether the rows of a matrix are those of its file."""
+    return all(source.layout is same for source in filling.sources)
 
 
 def scale_name(name: str) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "UnknownRepositoryError",
     "copy_snapshot",
     "fetch_weights",
+    "find_file",
     "find_snapshot",
     "is_repository_name",
     "missing_weights",
@@ -102,15 +103,54 @@ def find_snapshot(name: str, *, fetch: bool = True) -> Snapshot:
         return cached
     try:
         with _explained(name, ModelError):
-            _fetch_small_files(name)
+            files = _fetch_small_files(name)
     except UnknownRepositoryError:
         if cached is None:
             raise
         return cached
     found = _cached_snapshot(name)
     if found is None:
+        ggufs = [file for file in files if file.endswith(".gguf")]
+        if ggufs:
+            raise ModelError(
+                f"{name} on the Hugging Face hub has GGUF files; name one of them, such as {name}/{ggufs[0]}"
+            )
         raise ModelError(f"{name} on the Hugging Face hub has no {CONFIG_FILE}, so it is not a model")
     return found
+
+
+def find_file(name: str, file: str, *, fetch: bool = True) -> Path:
+    """Return a file of the repository ``name`` from the cache or the hub, such as a GGUF file.
+
+    Args:
+        name: Repository, as for ``is_repository_name``.
+        file: Its path in the repository.
+        fetch: Whether it may be fetched if the cache lacks it.
+
+    Raises:
+        UnknownRepositoryError: It is not in the cache, and the hub cannot be asked or has no such repository.
+        ModelError: The repository has no such file, or it cannot be stored.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    if constants.HF_HUB_OFFLINE or not fetch:
+        why = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        raise UnknownRepositoryError(f"the hub's local cache does not have it{why}")
+    with _explained(name, ModelError):
+        files = _files(name)[1]
+        if file not in files:
+            others = sorted(each for each in files if each.endswith(Path(file).suffix))
+            has = f"; it has {excerpt(', '.join(others), _LONGEST_REASON)}" if others else ""
+            raise ModelError(f"{name} on the Hugging Face hub has no file {file}{has}")
+        log.warning("fetching %s of %s from the Hugging Face hub", file, name)
+        _fetch(name, file, None)
+    found = try_to_load_from_cache(name, file)
+    if not isinstance(found, str):
+        raise ModelError(f"{file} of {name} cannot be stored in {constants.HF_HUB_CACHE}")
+    return Path(found)
 
 
 def missing_weights(directory: Path) -> tuple[str, ...]:
@@ -179,8 +219,8 @@ def _cached_snapshot(name: str) -> Snapshot | None:
     return Snapshot(Path(config).parent, modules is not None) if isinstance(config, str) else None
 
 
-def _fetch_small_files(name: str) -> None:
-    """Fetch all but the weights, of the newest commit."""
+def _fetch_small_files(name: str) -> Sequence[str]:
+    """Fetch all but the weights, of the newest commit; return the names of all files of it."""
     from huggingface_hub.errors import EntryNotFoundError
 
     commit, files = _files(name)
@@ -194,6 +234,7 @@ def _fetch_small_files(name: str) -> None:
     except EntryNotFoundError:
         if MODULES_FILE in files:
             raise
+    return files
 
 
 def _is_small(file: str) -> bool:

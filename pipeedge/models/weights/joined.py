@@ -70,6 +70,16 @@ class JoinedWeights(WeightsFile):
         file, own = self._places[name]
         return file.place(own)
 
+    def coding(self, name: str) -> str | None:
+        """Return the form of a matrix of codes, or None for plain numbers."""
+        file, own = self._places[name]
+        return file.coding(own)
+
+    def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a matrix of codes in parts of about so many rows."""
+        file, own = self._places[name]
+        return file.read_coded(own, rows)
+
     def identity(self) -> Iterator[bytes]:
         """Yield bytes that identify the content of all files."""
         for file in self._files.values():

@@ -21,6 +21,7 @@ __all__ = [
     "hub_tensors",
     "qkv_bias",
     "resolve",
+    "stored_name",
     "stray_block",
 ]
 
@@ -68,6 +69,12 @@ def hub_filling(parameter: str, architecture: Architecture) -> Filling:
         for template in templates
     )
     return Filling(parameter, tuple(prefixed))
+
+
+def stored_name(parameter: str, architecture: Architecture) -> str:
+    """Return the name of a decoder's parameter in a file of codes: that of GGUF files."""
+    (template,) = _templates(parameter, family_of(architecture).dialects(architecture)[-1], architecture)
+    return template.name
 
 
 def resolve(

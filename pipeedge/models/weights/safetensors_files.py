@@ -22,13 +22,23 @@ from pipeedge.models.weights.pieces import PartialFile, Range
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "SOURCE_KEY", "IndexedDirectory", "SafetensorsFile", "indexed_files"]
+__all__ = [
+    "CODED_KEY",
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "SOURCE_KEY",
+    "IndexedDirectory",
+    "SafetensorsFile",
+    "indexed_files",
+]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 """Weights of a Hugging Face directory: a single file, or the index of several."""
 SOURCE_KEY = "pipeedge_source"
 """Key in the metadata of a ``.safetensors`` file: fingerprint of the weights it was converted from."""
+CODED_KEY = "pipeedge_coded"
+"""Key in the metadata: a JSON object with the form and the width of each matrix of codes, by its name."""
 
 _SAMPLE_BYTES = 256
 _MAX_HEADER_BYTES = 100 << 20
@@ -68,6 +78,13 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _coded(metadata: Mapping[str, str]) -> dict[str, tuple[object, object]]:
+    """Return the form and width of the matrices of codes."""
+    text = metadata.get(CODED_KEY)
+    found: dict[str, tuple[object, object]] = {} if text is None else json.loads(text)
+    return found
+
+
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise _HeaderError(f"{value!r} is not a size")
@@ -94,12 +111,15 @@ class SafetensorsFile(StreamedFile):
             raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
         self._header = raw
         self._entries: dict[str, tuple[TensorEntry, int, int]] = {}
+        self._codings: dict[str, str] = {}
+        coded: dict[str, tuple[str, int]] = {}
         end = 0
         try:
             for name, value in json.loads(raw, object_pairs_hook=_without_duplicates).items():
                 if name == "__metadata__":
                     source = value.get(SOURCE_KEY)
                     self.source = None if source is None else str(source)
+                    coded = {name: (str(one), _whole(width)) for name, (one, width) in _coded(value).items()}
                     continue
                 kind = str(value["dtype"])
                 shape = tuple(_whole(side) for side in value["shape"])
@@ -116,12 +136,27 @@ class SafetensorsFile(StreamedFile):
                 f"{path} is not a .safetensors file: its header cannot be read{reason}"
             ) from error
         self._check_overlap()
+        for name, (coding, width) in coded.items():
+            self._set_coding(name, coding, width)
         if end > size:
             first = next(name for name, (_, _, stop) in self._entries.items() if stop > size)
             raise WeightsError(
                 f"{path} is truncated: {size} bytes of {end}, the first tensor cut off is {first}, "
                 f"shape {list(self._entries[first][0].shape)}; fetch the file again"
             )
+
+    def _set_coding(self, name: str, coding: str, width: int) -> None:
+        """Note that a tensor of bytes has codes for rows of ``width`` weights."""
+        from pipeedge import _native as native
+
+        sizes = {form: (values, size) for form, values, size in native.weight_codings()}
+        entry, start, stop = self._entries.get(name, (None, 0, 0))
+        values, size = sizes.get(coding, (1, 0))
+        row = -(-width // values) * size
+        if entry is None or entry.dtype_name != "U8" or len(entry.shape) != 2 or row != entry.shape[1]:
+            raise WeightsError(f"{self.path}: {excerpt(name)} is not a matrix of {excerpt(coding)} codes")
+        self._entries[name] = (TensorEntry((entry.shape[0], width), "float32", coding), start, stop)
+        self._codings[name] = coding
 
     def _check_overlap(self) -> None:
         """Check that no two tensors share bytes."""
@@ -142,6 +177,31 @@ class SafetensorsFile(StreamedFile):
     def entry(self, name: str) -> TensorEntry:
         """Return the shape and number type of one tensor."""
         return self._entries[name][0]
+
+    def coding(self, name: str) -> str | None:
+        """Return the form of a matrix of codes, or None for plain numbers."""
+        return self._codings.get(name)
+
+    def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a matrix of codes in parts of so many rows."""
+        import torch
+
+        _, start, stop = self._entries[name]
+        count = self.entry(name).shape[0]
+        return self._pieces(name, (count, (stop - start) // max(count, 1)), rows, torch.uint8)
+
+    def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor in parts of so many rows; codes become float32."""
+        if name not in self._codings:
+            yield from super().read_rows(name, rows)
+            return
+        import torch
+
+        from pipeedge import _native as native
+
+        width = self.entry(name).shape[1]
+        for part in self.read_coded(name, rows):
+            yield torch.from_numpy(native.decode_rows(self._codings[name], part.numpy(), width))
 
     @contextmanager
     def _open(self, name: str) -> Iterator[IO[bytes]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -17,27 +17,37 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from pipeedge import _native as native
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.files import temporary_beside
 from pipeedge.models.architecture import Architecture
+from pipeedge.models.dtypes import INT4
 from pipeedge.models.shard import Shard
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.fill import plan, read, read_int8, scale_name
 from pipeedge.models.weights.locating import Filling, hub_filling, hub_tensors
 from pipeedge.models.weights.random_weights import RandomWeights
-from pipeedge.models.weights.safetensors_files import SOURCE_KEY
+from pipeedge.models.weights.safetensors_files import CODED_KEY, SOURCE_KEY
 
 __all__ = [
     "make_directory_of",
     "needed_names",
+    "coded_shape",
     "replacing",
+    "safetensors_header",
     "write_converted",
     "write_npz",
     "write_random",
 ]
 
 _SAFETENSORS_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
-    {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
+    {
+        torch.float32: "F32",
+        torch.bfloat16: "BF16",
+        torch.float16: "F16",
+        torch.int8: "I8",
+        torch.uint8: "U8",
+    }
 )
 _HEADER_ALIGNMENT = 8
 
@@ -143,12 +153,14 @@ def write_converted(
     places = shard.stored_tensors()
     fillings = plan(shard, architecture, source)
     specs = [
-        (name, _SAFETENSORS_NAMES[dtype], shape)
+        spec
         for filling in fillings
-        for name, dtype, shape in _stored_specs(filling.parameter, places[filling.parameter], architecture)
+        for spec in _stored_specs(filling.parameter, places[filling.parameter], architecture)
     ]
     with replacing(target) as temporary, temporary.open("wb") as file:
-        file.write(_safetensors_header(specs, {SOURCE_KEY: fingerprint}))
+        file.write(
+            safetensors_header(specs, {SOURCE_KEY: fingerprint, **_coded_metadata(places, architecture)})
+        )
         for filling in fillings:
             place, written = places[filling.parameter], 0
             for tensor in _stored(filling, place, architecture, source):
@@ -163,6 +175,12 @@ def _stored(
 ) -> Iterator[torch.Tensor]:
     """Yield the tensors that represent a parameter in a file: its parts, and their scales if any."""
     hub = hub_filling(filling.parameter, architecture)
+    if place.dtype is INT4:
+        weight = read(filling, place.shape, torch.float32, architecture, source)
+        for _, view in hub.views(weight, architecture.heads):
+            rows = view.contiguous().numpy()
+            yield torch.from_numpy(native.encode_rows("int4", rows, threads=torch.get_num_threads()))
+        return
     if place.dtype is not torch.int8:
         tensor = read(filling, place.shape, place.dtype, architecture, source)
         yield from (view for _, view in hub.views(tensor, architecture.heads))
@@ -177,17 +195,40 @@ def _stored_specs(
 ) -> Iterator[tuple[str, torch.dtype, torch.Size]]:
     """Yield the name, number type and shape of each tensor of ``_stored``."""
     views = dict(hub_filling(parameter, architecture).views(place, architecture.heads))
+    if place.dtype is INT4:
+        yield from ((name, torch.uint8, coded_shape("int4", view.shape)) for name, view in views.items())
+        return
     yield from ((name, place.dtype, view.shape) for name, view in views.items())
     if place.dtype is torch.int8:
         yield from ((scale_name(name), torch.float32, view.shape[:1]) for name, view in views.items())
 
 
-def _safetensors_header(specs: Iterable[tuple[str, str, torch.Size]], metadata: Mapping[str, str]) -> bytes:
+def coded_shape(coding: str, shape: Sequence[int]) -> torch.Size:
+    """Return the shape of a matrix of weights as codes, uint8 [rows, bytes]."""
+    sizes = {name: (values, size) for name, values, size in native.weight_codings()}
+    values, size = sizes[coding]
+    return torch.Size((shape[0], -(-shape[1] // values) * size))
+
+
+def _coded_metadata(places: Mapping[str, torch.Tensor], architecture: Architecture) -> dict[str, str]:
+    """Return what a file says of its matrices of codes, if it has any."""
+    coded = {
+        name: ("int4", view.shape[1])
+        for parameter, place in places.items()
+        if place.dtype is INT4
+        for name, view in hub_filling(parameter, architecture).views(place, architecture.heads)
+    }
+    return {CODED_KEY: json.dumps(coded)} if coded else {}
+
+
+def safetensors_header(
+    specs: Iterable[tuple[str, torch.dtype, torch.Size]], metadata: Mapping[str, str]
+) -> bytes:
     """Return the length and JSON header of the tensors: https://huggingface.co/docs/safetensors."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
-    for name, kind, shape in specs:
-        size = shape.numel() * next(dtype for dtype, n in _SAFETENSORS_NAMES.items() if n == kind).itemsize
+    for name, dtype, shape in specs:
+        size, kind = shape.numel() * dtype.itemsize, _SAFETENSORS_NAMES[dtype]
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     encoded = json.dumps(header).encode()
