@@ -182,7 +182,9 @@ def simulate(
     cache = CacheSize(pages=10_000)
     scheduler = StepScheduler(limits, cache)
     figures, now, free = Figures(), 0.0, [0.0] * (stages + 1)
-    coming = deque(sorted((when, number, *lengths) for number, (when, *lengths) in enumerate(sequences)))
+    coming = deque(
+        sorted((when, number, prompt, most) for number, (when, prompt, most) in enumerate(sequences))
+    )
     flights: deque[tuple[float, DecodingStep]] = deque()
     while True:
         while coming and coming[0][0] <= now:
