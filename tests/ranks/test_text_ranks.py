@@ -17,14 +17,15 @@ from pipeedge.models.decoder import find_decoder
 
 MODEL = ("-m", "llama-puzzles", "-pt", "1,7,8,16", "--quiet", "--output", "out.jsonl")
 PROMPTS = [[1, *range(50, 50 + length), 3, 2] for length in range(5, 65, 5)]
-TOKENS = 24
+TOKENS = range(2, 62, 5)
+"""Number of tokens of each answer: the first are written long before the last."""
 
 
 def run(directory: Path, *options: object, env: Mapping[str, str] | None = None) -> dict[int, Ended]:
     directory.mkdir(exist_ok=True)
     rows = [
-        {"prompt_token_ids": tokens, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-        for tokens in PROMPTS
+        {"prompt_token_ids": tokens, "max_tokens": most, "temperature": 0, "ignore_eos": True}
+        for tokens, most in zip(PROMPTS, TOKENS, strict=True)
     ]
     (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with World(directory, 2, *MODEL, "--input", "in.jsonl", "-u", 3, *options, env=env) as world:
@@ -63,7 +64,7 @@ def answers(directory: Path, name: str = "out.jsonl") -> list[list[int]]:
 
 def test_answers_are_the_same_over_every_transport(whole: dict[str, Path]) -> None:
     decoder = LocalDecoder(find_decoder("llama-puzzles"), context=128, threads=1)
-    wanted = [decoder.generate(tokens, TOKENS) for tokens in PROMPTS]
+    wanted = [decoder.generate(*one) for one in zip(PROMPTS, TOKENS, strict=True)]
     written = {(whole[name] / "out.jsonl").read_bytes() for name in TRANSPORTS}
     assert len(written) == 1
     assert answers(whole["p2p"]) == wanted
@@ -72,7 +73,7 @@ def test_answers_are_the_same_over_every_transport(whole: dict[str, Path]) -> No
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_answers_cross_compressed_links_of_gloo_and_rpc(whole: dict[str, Path], kind: str) -> None:
     found, wanted = answers(whole[kind]), answers(whole["p2p"])
-    assert [len(tokens) for tokens in found] == [TOKENS] * len(PROMPTS)
+    assert [len(tokens) for tokens in found] == list(TOKENS)
     # Hidden states of 8 bits: at least the first token of nearly every answer is the same.
     same = sum(one[0] == other[0] for one, other in zip(found, wanted, strict=True))
     assert same >= len(PROMPTS) - 1
@@ -82,7 +83,7 @@ def test_answers_cross_compressed_links_of_gloo_and_rpc(whole: dict[str, Path], 
 def test_run_goes_on_after_a_rank_was_killed(
     whole: dict[str, Path], tmp_path: Path, transport: str, lost: int
 ) -> None:
-    killed = {SIGNALS_ITSELF: f"{lost}:150:{signal.SIGKILL:d}"}
+    killed = {SIGNALS_ITSELF: f"{lost}:45:{signal.SIGKILL:d}"}
     ended = run(tmp_path, *TRANSPORTS[transport], env=killed)
     assert ended[lost].status == -signal.SIGKILL
     assert ended[1 - lost].status == 4
@@ -95,6 +96,8 @@ def test_run_goes_on_after_a_rank_was_killed(
     again = run(tmp_path, *TRANSPORTS[transport], "--resume")
     succeeded(again)
     # The last one is computed again.
-    assert f"--resume: the rows of {len(kept) - 1} items are taken from out.jsonl.part" in again[0].err
+    assert re.search(
+        rf"--resume: the rows of {len(kept) - 1} items? are taken from out.jsonl.part", again[0].err
+    )
     assert (tmp_path / "out.jsonl").read_bytes() == (whole["p2p"] / "out.jsonl").read_bytes()
     assert not list(tmp_path.glob("*.part"))
