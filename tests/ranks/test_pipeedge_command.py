@@ -88,20 +88,29 @@ def test_bash_completes_commands_and_options() -> None:
     assert done.stdout.split() == ["simulate", "--partition", "rpc"], done.stderr
 
 
-def test_the_archive_of_sources_holds_every_file_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+ARCHIVED = """
+from pathlib import Path
+from setuptools.command.egg_info import FileList
+
+files = FileList()
+for line in Path("MANIFEST.in").read_text("utf-8").splitlines():
+    if line and not line.startswith("#"):
+        files.process_template_line(line)
+print("\\n".join(files.files))
+"""
+"""Program that prints what the archive of sources holds; setuptools wants a process that pip is not part of."""
+
+
+def test_the_archive_of_sources_holds_every_file_of_the_checkout() -> None:
     """MANIFEST.in is interpreted by setuptools, and git lists the files."""
     git = shutil.which("git")
     listed = subprocess.run([git or "git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("this is no checkout")
-    from setuptools.command.egg_info import FileList
-
-    monkeypatch.chdir(ROOT)
-    files = FileList()
-    for line in (ROOT / "MANIFEST.in").read_text("utf-8").splitlines():
-        if line and not line.startswith("#"):
-            files.process_template_line(line)
+    done = subprocess.run([sys.executable, "-c", ARCHIVED], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    files = [name.replace("\\", "/") for name in done.stdout.splitlines()]
     always = {"MANIFEST.in", "pyproject.toml"}
     wanted = {name for name in listed.stdout.splitlines() if not name.startswith((".ci/", ".git"))}
-    assert wanted - always <= {name.replace("\\", "/") for name in files.files}
-    assert not [name for name in files.files if name.endswith((".so", ".pyc")) or "src-native/build" in name]
+    assert wanted - always <= set(files)
+    assert not [name for name in files if name.endswith((".so", ".pyc")) or "src-native/build" in name]
