@@ -98,7 +98,7 @@ for line in Path("MANIFEST.in").read_text("utf-8").splitlines():
         files.process_template_line(line)
 print("\\n".join(files.files))
 """
-"""Program that prints what the archive of sources holds; setuptools wants a process that pip is not part of."""
+"""Program that prints what the archive of sources holds, in a process without pip, as setuptools wants it."""
 
 
 def test_the_archive_of_sources_holds_every_file_of_the_checkout() -> None:
