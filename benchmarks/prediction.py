@@ -47,6 +47,8 @@ from beds import Kind, Workload, raised, steady_items_per_s
 from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
@@ -416,13 +418,14 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores) -> N
 
 
 def force_cut(model: Path, directory: Path, streams: int) -> None:
-    """Leave the data rank's host with memory for the head and half of the layers."""
+    """Leave both hosts with memory for about half of the layers, besides the head."""
     kinds = read(directory / "kinds.yml")
     one = kinds["core0"]["model_profiles"][str(model)][0]
     context = -(-(DECODER_PROMPT + DECODER_ANSWER) // 32) * 32
     cache = streams * context * sum(one["steps"]["cache_bytes"]) / 2**20
     weights = sum(one.get("weights_MB") or read(directory / "models.yml")[str(model)]["mem_MB"])
-    kinds["core0"]["mem_MB"] = one["steps"]["ends"]["mem_MB"] + 0.55 * (weights + cache)
+    kinds["core1"]["mem_MB"] = 0.6 * (weights + cache) + 20
+    kinds["core0"]["mem_MB"] = kinds["core1"]["mem_MB"] + one["steps"]["ends"]["mem_MB"]
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
 
 
@@ -471,6 +474,8 @@ def measure_decoder(
     with tempfile.TemporaryDirectory() as text:
         model = Path(arguments.models or text) / shape
         write_directory(SHAPES[shape], model)
+        words = {f"w{token}": token for token in range(SHAPES[shape].vocab)}
+        Tokenizer(WordLevel(words)).save(str(model / "tokenizer.json"))
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
             work = Path(text) / f"profile{repetition}"
