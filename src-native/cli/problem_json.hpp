@@ -34,12 +34,12 @@ struct NamedProblem {
   Problem problem;
   std::vector<yaml::LeftOut> left_out;
   std::vector<std::string> warnings;
-  std::vector<GivenPlan> plans;     // to be evaluated; empty: the best one is asked for
-  std::vector<Conditions> moments;  // under which each of them is to be evaluated as well
-  GivenPlan running;                // the plan that another one is to take over from; empty: none
+  std::vector<GivenPlan> plans;      // to be evaluated; empty: the best one is asked for
+  std::vector<Conditions> moments;   // under which each of them is to be evaluated as well
+  GivenPlan running;                 // the plan that another one is to take over from; empty: none
   std::optional<yaml::Texts> texts;  // that a decoder is planned for, complete
   double chunk = 0;                  // tokens of a prompt that a step computes
-  GivenPlan loaded;                 // layers that hosts have loaded, in any order
+  GivenPlan loaded;                  // layers that hosts have loaded, in any order
 
   // Whether losses are known, rather than only ranking plans because agreement does not matter.
   bool losses_known() const { return problem.max_loss < kInfinity; }

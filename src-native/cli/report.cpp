@@ -64,9 +64,9 @@ std::string rate_words(const Answer& answer, double items_per_s) {
 
 // What a plan means for the texts of a decoder.
 struct TextFigures {
-  double groups = 1;       // in which the streams step
-  double tokens_per_s = 0; // of all streams
-  double token_s = 0;      // of a lone stream
+  double groups = 1;        // in which the streams step
+  double tokens_per_s = 0;  // of all streams
+  double token_s = 0;       // of a lone stream
   double first_token_s = 0;
 };
 
@@ -218,8 +218,7 @@ std::string why_text(const Answer& answer, const WhyNone& why, std::size_t hosts
     case Kind::kLoss:
       return "none has an agreement of " + figure_text(1 - problem_of(answer).max_loss) +
              "; lower --min-agreement, or profile more number types and bits";
-    case Kind::kAside:
-      return "none keeps --max-latency, --max-first-token and --min-throughput; relax them";
+    case Kind::kAside: return "none keeps --max-latency, --max-first-token and --min-throughput; relax them";
     case Kind::kLatency:
       return "none has a latency of at most " + seconds_text(problem_of(answer).max_latency_s) + "; one of " +
              seconds_text(why.latency_s) + " exists";
@@ -360,12 +359,12 @@ std::string text_lines(const Answer& answer) {
   for (const StageCost& cost : answer.costs.stages) caches.push_back(megabytes_text(cost.state_bytes) + " MB");
   return "streams      " + figure_text(texts.streams) + " in " +
          yaml::plural(static_cast<std::size_t>(figures.groups + 0.5), "group") + "; contexts of up to " +
-         figure_text(texts.context) + " tokens take " + yaml::listing(caches, caches.size()) + "\n" +
-         "throughput   " + figure_text(figures.tokens_per_s) + " tokens/s of all streams, " +
-         seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream\n" +
-         "latency      " + seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
-         seconds_text(figures.first_token_s) + " after a prompt of " + figure_text(texts.prompt) + " tokens, in chunks of " +
-         figure_text(answer.named.chunk) + "\n";
+         figure_text(texts.context) + " tokens take " + yaml::listing(caches, caches.size()) + "\n" + "throughput   " +
+         figure_text(figures.tokens_per_s) + " tokens/s of all streams, " +
+         seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream\n" + "latency      " +
+         seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
+         seconds_text(figures.first_token_s) + " after a prompt of " + figure_text(texts.prompt) +
+         " tokens, in chunks of " + figure_text(answer.named.chunk) + "\n";
 }
 
 std::string bits_words(int bits) { return bits == 0 ? "uncompressed" : std::to_string(bits) + " bits"; }
@@ -417,7 +416,8 @@ std::string effect_text(const Answer& answer, const LossOfHost& one) {
   }
   const Solution& after = one.loss.after;
   const double ratio = after.items_per_s() / answer.solution.items_per_s();
-  return rate_words(answer, after.items_per_s()) + (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
+  return rate_words(answer, after.items_per_s()) +
+         (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
          (answer.options.objective == Objective::kLatency ? ", at a latency of " + seconds_text(after.latency_s) : "") +
          (after.status == Status::kOptimal ? "" : ", " + quality_text(after));
 }
@@ -652,10 +652,10 @@ std::string explanation(const Answer& answer, std::size_t room) {
   std::string text = yaml::printable(answer.named.model) + ": " + std::to_string(problem.layers()) +
                      (problem.layers() == 1 ? " layer" : " layers");
   text += joint ? (answer.given ? ", " : ", planned jointly ") + how + "\n"
-                : (answer.named.texts ? std::string(", steps of ") + figure_text(solution.batch_size) +
-                                            (solution.batch_size == 1 ? " token, " : " tokens, ")
-                                      : ", microbatches of " +
-                                            std::to_string(static_cast<long long>(solution.batch_size)) + ", ") +
+                : (answer.named.texts
+                       ? std::string(", steps of ") + figure_text(solution.batch_size) +
+                             (solution.batch_size == 1 ? " token, " : " tokens, ")
+                       : ", microbatches of " + std::to_string(static_cast<long long>(solution.batch_size)) + ", ") +
                       answer.named.dtype + ", " + how + "\n";
   text += stage_table(answer, room);
   if (joint && !answer.named.texts) text += "microbatch   " + figure_text(solution.batch_size) + " items\n";

@@ -174,7 +174,8 @@ AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::
                                             send_seconds(problem, *type, stage.host, stage.last));
     takes(compute_s);
     if (stage.host == problem.data_host) {
-      cost.longest_s = std::max(cost.longest_s, compute_s + data.total_s(stage.first > 0, stage.last < problem.layers()));
+      cost.longest_s =
+          std::max(cost.longest_s, compute_s + data.total_s(stage.first > 0, stage.last < problem.layers()));
     }
     const bool is_last = s + 1 == stages.size();
     const int bits = is_last ? 0 : problem.widths[at(stage.width)].bits;

@@ -50,7 +50,7 @@ struct Costs {
   std::vector<StageCost> stages;
   std::vector<AsideCost> asides;  // of Problem::asides
   std::vector<AsideCost> either;  // of Problem::either
-  double feeding_s = 0;  // of the data rank, its link to the first stage included
+  double feeding_s = 0;           // of the data rank, its link to the first stage included
   double collecting_s = 0;
   double period_s = 0;
   double latency_s = 0;

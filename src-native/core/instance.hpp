@@ -161,10 +161,10 @@ class Instance {
 
   struct AsideTimes {
     DataHost data;
-    double bytes = 1;                          // as a multiple of those of a microbatch
-    std::vector<double> receive, send;         // [mode, cut]
-    std::vector<double> through;               // [mode, cut]: seconds of the layers before
-    std::vector<double> from_data, to_data;    // by mode
+    double bytes = 1;                        // as a multiple of those of a microbatch
+    std::vector<double> receive, send;       // [mode, cut]
+    std::vector<double> through;             // [mode, cut]: seconds of the layers before
+    std::vector<double> from_data, to_data;  // by mode
   };
 
   const Problem& problem_;
@@ -198,7 +198,7 @@ class Instance {
   std::vector<double> fastest_;                // lower bound for the layers before each cut
   double longest_layer_ = 0;                   // on its fastest host
   std::vector<AsideTimes> asides_;
-  std::vector<char> as_good_;                  // [sender, sender]; empty where there are too many to compare
+  std::vector<char> as_good_;  // [sender, sender]; empty where there are too many to compare
 };
 
 }  // namespace pipeedge

@@ -183,8 +183,8 @@ class Network {
   bool by_reach_ = false;
   bool timed_ = false;  // whether seconds matter
   bool narrowest_ = false;
-  double longest_ = 0;  // the period with its tolerance
-  Amounts most_{};      // limits with their tolerance
+  double longest_ = 0;                                     // the period with its tolerance
+  Amounts most_{};                                         // limits with their tolerance
   std::array<double, Problem::kMostAsides> longest_of_{};  // of stages and links, by aside
   double next_ = kInfinity;
   std::vector<Ends> ends_;      // by mode

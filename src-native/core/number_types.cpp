@@ -8,9 +8,11 @@ const std::vector<NumberType>& number_types() {
   // With int8, the linear layers of blocks have one byte per weight and a scale per row: 0.3 is an upper
   // bound. Embeddings and heads stay bfloat16. Of decoders, int8 and int4 are in groups of 32 with a scale; their profiles
   // have the sizes.
-  static const std::vector<NumberType> types{
-      {"float32", 4, 1, 1}, {"bfloat16", 2, 0.5, 0.5}, {"float16", 2, 0.5, 0.5}, {"int8", 2, 0.3, 0.5},
-      {"int4", 2, 0.15, 0.5}};
+  static const std::vector<NumberType> types{{"float32", 4, 1, 1},
+                                             {"bfloat16", 2, 0.5, 0.5},
+                                             {"float16", 2, 0.5, 0.5},
+                                             {"int8", 2, 0.3, 0.5},
+                                             {"int4", 2, 0.15, 0.5}};
   return types;
 }
 

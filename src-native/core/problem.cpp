@@ -188,7 +188,8 @@ void validate(const Problem& problem) {
   if (!(problem.max_loss >= 0)) fail("the largest loss is negative or not a number");
   if (!(problem.max_latency_s > 0)) fail("the largest latency is not above 0");
   if (!(problem.most_items > 0)) fail("the largest number of items under way is not above 0");
-  if (problem.asides.size() + (problem.either.empty() ? 0 : 1) > Problem::kMostAsides) fail("there are too many asides");
+  if (problem.asides.size() + (problem.either.empty() ? 0 : 1) > Problem::kMostAsides)
+    fail("there are too many asides");
   for (const Aside& aside : problem.asides) check_aside(aside, problem);
   for (const Aside& aside : problem.either) check_aside(aside, problem);
   std::set<std::string> names;

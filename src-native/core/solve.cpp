@@ -52,7 +52,8 @@ struct Part {
 
 std::vector<Part> parts_of(const Problem& problem) {
   std::vector<Part> parts;
-  const bool any = std::any_of(problem.either.begin(), problem.either.end(), [](const Aside& a) { return !a.limits(); });
+  const bool any =
+      std::any_of(problem.either.begin(), problem.either.end(), [](const Aside& a) { return !a.limits(); });
   if (problem.either.empty() || any) {
     parts.push_back({problem, 0});
     parts.back().problem.either.clear();
@@ -110,7 +111,8 @@ Solution solve(const Problem& problem, const Options& options) {
     if (found.stages.empty()) continue;
     const Costs costs = evaluate(part.problem, found.stages);
     std::size_t late = 0;
-    while (late < costs.asides.size() && costs.asides[late].total_s <= loosened(part.problem.asides[late].max_s)) ++late;
+    while (late < costs.asides.size() && costs.asides[late].total_s <= loosened(part.problem.asides[late].max_s))
+      ++late;
     if (late < costs.asides.size()) {
       divide(part, late, costs.asides[late], found.lower_bound, parts);
     } else if (found.objective < just_below(best.objective) || best.stages.empty()) {

@@ -87,7 +87,8 @@ class PeriodSearch {
     if (!(high > loosened(low)) || high - low <= resolution * high) return std::nullopt;
     if (high > 1.01 * low) return low > high * 1e-6 ? std::sqrt(low) * std::sqrt(high) : high / 8;
     // Where a period may be a part of a latency, which is a sum, any value may be the optimum.
-    if (incumbent_.problem().returns()) return std::exchange(halves_, !halves_) ? low + (high - low) / 2 : just_below(high);
+    if (incumbent_.problem().returns())
+      return std::exchange(halves_, !halves_) ? low + (high - low) / 2 : just_below(high);
     return middle_time(size_.instance, low - kRelativeTolerance * low, high);
   }
 
@@ -125,8 +126,7 @@ void minimise_stages(Incumbent& incumbent, const Limits& limits) {
 void break_ties(Incumbent& incumbent) {
   const Instance& instance = incumbent.size(incumbent.best_size()).instance;
   const Plan& best = incumbent.best();
-  Limits limits =
-      period_limits(incumbent, incumbent.size(incumbent.best_size()), best.value * instance.batch_size());
+  Limits limits = period_limits(incumbent, incumbent.size(incumbent.best_size()), best.value * instance.batch_size());
   if (instance.loses()) lower(incumbent, limits, kLoss, instance.max_stages());
   limits.most[kLoss] = std::min(limits.most[kLoss], best.costs.loss);
   minimise_stages(incumbent, limits);

@@ -296,8 +296,8 @@ class Assembler {
   void add_steps() {
     texts_ = request_.texts.complete(model_->context);
     if (texts_.context > model_->context || texts_.prompt + texts_.answer > texts_.context) {
-      throw SpecError(printable(model_->name) + " has a context of " + number_text(model_->context) + " tokens: " +
-                      number_text(texts_.prompt) + " of a prompt and " + number_text(texts_.answer) +
+      throw SpecError(printable(model_->name) + " has a context of " + number_text(model_->context) +
+                      " tokens: " + number_text(texts_.prompt) + " of a prompt and " + number_text(texts_.answer) +
                       " of an answer have to fit into --context " + number_text(texts_.context));
     }
     if (request_.data_host.empty()) {

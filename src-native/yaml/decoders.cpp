@@ -15,7 +15,9 @@ constexpr double kFixedRows = 8;
 
 double pages(double positions) { return std::ceil(positions / kPage); }
 
-double ends_s(const StepCosts::Ends& ends, double rows) { return std::max(ends.fixed_s, ends.start_s + rows * ends.row_s); }
+double ends_s(const StepCosts::Ends& ends, double rows) {
+  return std::max(ends.fixed_s, ends.start_s + rows * ends.row_s);
+}
 
 }  // namespace
 
@@ -23,8 +25,8 @@ Texts Texts::complete(double longest) const {
   Texts whole = *this;
   if (whole.context == 0) whole.context = longest;
   if (whole.prompt == 0) {
-    whole.prompt = whole.answer > 0 ? std::max(1.0, whole.context - whole.answer)
-                                    : std::max(1.0, std::floor(whole.context / 4));
+    whole.prompt =
+        whole.answer > 0 ? std::max(1.0, whole.context - whole.answer) : std::max(1.0, std::floor(whole.context / 4));
   }
   if (whole.answer == 0) whole.answer = std::max(1.0, whole.context - whole.prompt);
   return whole;

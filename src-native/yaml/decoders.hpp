@@ -8,14 +8,14 @@ namespace pipeedge::yaml {
 
 // The texts that a decoder is planned for.
 struct Texts {
-  double streams = 1;                       // that grow at a time
-  double context = 0;                       // longest text in tokens, which memory is for; 0: the model's
-  double prompt = 0;                        // tokens of a prompt; 0: a quarter of the context
-  double answer = 0;                        // tokens of an answer; 0: the rest of the context
-  bool alone = false;                       // whether the plan is for the token of a lone stream
-  double max_token_s = kInfinity;           // longest time of a token of a lone stream
-  double max_first_token_s = kInfinity;     // ... and of its first one
-  double min_tokens_per_s = 0;              // of all streams
+  double streams = 1;                    // that grow at a time
+  double context = 0;                    // longest text in tokens, which memory is for; 0: the model's
+  double prompt = 0;                     // tokens of a prompt; 0: a quarter of the context
+  double answer = 0;                     // tokens of an answer; 0: the rest of the context
+  bool alone = false;                    // whether the plan is for the token of a lone stream
+  double max_token_s = kInfinity;        // longest time of a token of a lone stream
+  double max_first_token_s = kInfinity;  // ... and of its first one
+  double min_tokens_per_s = 0;           // of all streams
 
   bool given() const {
     return streams != 1 || context > 0 || prompt > 0 || answer > 0 || max_first_token_s < kInfinity;
