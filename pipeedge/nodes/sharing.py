@@ -5,7 +5,7 @@ Each token reads all weights once, so a stage takes as long as its node needs to
     seconds of a stage  =  bytes of its blocks  /  bytes per second that the node reads
                            (with the head's in the stage of the asked node, which holds both ends)
 
-The scheduler has no costs of decoders yet, and this stands in for it (``Deployment``): consecutive blocks, in
+Nodes do not profile decoders, and this stands in for the scheduler (``Deployment``): consecutive blocks, in
 the order of the nodes, so that the slowest stage is as fast as can be, or the sum of all.
 """
 
