@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import warnings
 import zipfile
 import zlib
@@ -42,6 +43,9 @@ _DAMAGE = (
     *(ValueError, OverflowError, struct.error),
 )
 """Exceptions that ``zipfile`` raises for a damaged table or member, and for an encrypted one."""
+
+_parsing = threading.Lock()
+"""Held to parse: Python 3.11 may fail (SystemError) if threads do so at once while garbage is collected."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class NpzArchive:
             raise self._error(f"{self._path}: {excerpt(name, _LONGEST_NAME)} is not a readable array")
         text = io.BytesIO(start + prefix + bytes(read_exactly(stream, length) or b""))
         try:
-            with warnings.catch_warnings():
+            with _parsing, warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 np.lib.format.read_magic(text)
                 # Version 3 differs only in the encoding of field names, which no array here has.

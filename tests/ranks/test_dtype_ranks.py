@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from arrays import load_arrays
 from processes import run_program, run_world
 from shipped_model import CPU, DIGITS, heldout, through
 
@@ -32,7 +33,7 @@ def reduced_world(directory: Path) -> None:
     full = 8 * 4 * DIGITS.config.hidden * DIGITS.config.image.tokens
     assert report["stages"][0]["bytes_out_mean"] < 0.6 * full
     images, _ = heldout()
-    outputs = np.load(directory / "o.npz")["outputs"]
+    outputs = load_arrays(directory / "o.npz")["outputs"]
     expected = [
         through(DIGITS, [torch.int8, torch.bfloat16], [8], (images[at : at + 8],)) for at in range(0, 360, 8)
     ]
@@ -72,8 +73,7 @@ def checked_world(directory: Path) -> None:
     assert 0 < check["largest_deviation"] < 2
     source = open_input(InputRequest(max_items=20), DIGITS)
     exact = outputs_by_block(DIGITS, source, 8, weights=None, device=CPU, dtype=torch.float32)
-    with np.load(directory / "o.npz") as arrays:
-        off = np.abs(arrays["outputs"][:20] - exact.values.numpy()).max()
+    off = np.abs(load_arrays(directory / "o.npz")["outputs"][:20] - exact.values.numpy()).max()
     assert check["largest_deviation"] == pytest.approx(off)
     assert "check       " in ended[1].out
 

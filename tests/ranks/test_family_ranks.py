@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrays import load_arrays
 from PIL import Image
 from processes import run_program, run_world
 from small_models import WORDS
@@ -94,8 +95,7 @@ def run_case(case: Case, models: dict[str, Path], directory: Path) -> None:
     ended = run_world(directory, case.ranks, *common, *case.options, "--check", len(PAIRS))
     assert {end.status for end in ended.values()} == {0}, ended
     check = json.loads((directory / "r.json").read_text())["check"]
-    with np.load(directory / "o.npz") as arrays:
-        outputs = arrays["outputs"]
+    outputs = load_arrays(directory / "o.npz")["outputs"]
     model = find_model(name)
     assert outputs.shape == (len(PAIRS), model.config.output_size)
     assert check["items"] == len(PAIRS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrays import load_arrays
 from places import ROOT
 from processes import Ended, World
 from quick_python import run_text
@@ -23,8 +24,7 @@ ENDLESS = (*DIGITS, *RPC, "-b", 10_000_000, "-u", 1, "--output", "rows.csv")
 
 
 def outputs(directory: Path) -> np.ndarray[Any, Any]:
-    with np.load(directory / "out.npz") as arrays:
-        return np.array(arrays["outputs"])
+    return load_arrays(directory / "out.npz")["outputs"]
 
 
 def succeed(directory: Path, size: int, *options: object) -> dict[int, Ended]:

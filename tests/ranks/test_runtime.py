@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from arrays import load_arrays
 from networks import Network, make_network
 from ports import free_port
 from processes import DIES_WHEN_COMPLETE, NO_KEY, SIGNALS_ITSELF, Ended, World, run_world, torchrun
@@ -102,10 +103,10 @@ def the_split(
     succeeded(ended)
     for rank, end in ended.items():
         assert bool(end.out) == (rank == options[-1]), "the data rank alone prints the table"
-    with np.load(inputs.digits) as arrays, np.load(directory / "o.npz") as results:
-        assert results["outputs"].shape == (50, 10)
-        assert results["outputs"].dtype == np.float32
-        assert results["labels"].tolist() == arrays["labels"].tolist()
+    arrays, results = load_arrays(inputs.digits), load_arrays(directory / "o.npz")
+    assert results["outputs"].shape == (50, 10)
+    assert results["outputs"].dtype == np.float32
+    assert results["labels"].tolist() == arrays["labels"].tolist()
     check_report(json.loads((directory / "r.json").read_text()), stages)
     inputs.collected[str(options)] = outputs(directory / "o.npz").tobytes()
 
@@ -161,8 +162,8 @@ def the_pipeline_is_the_model(directory: Path, inputs: Inputs, variant: str) -> 
         "deit": transformers.DeiTForImageClassificationWithTeacher,
     }
     reference = classes[variant].from_pretrained(inputs.models[variant]).eval()
-    with np.load(inputs.images) as arrays, torch.inference_mode():
-        expected = reference(torch.from_numpy(arrays["pixel_values"])).logits
+    with torch.inference_mode():
+        expected = reference(torch.from_numpy(load_arrays(inputs.images)["pixel_values"])).logits
     np.testing.assert_allclose(outputs(directory / "o.npz"), expected, atol=1e-5, rtol=0)
 
 

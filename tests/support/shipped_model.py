@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arrays import load_arrays
 
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
@@ -29,6 +30,6 @@ def through(model: Model, dtypes: list[torch.dtype], cuts: list[int], inputs: Pa
 
 
 def heldout() -> tuple[torch.Tensor, torch.Tensor]:
-    with np.load(Path(str(DIGITS.directory)).parent / "digits.npz") as arrays:
-        images = torch.from_numpy((arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5)
-        return images, torch.from_numpy(arrays["labels_heldout"])
+    arrays = load_arrays(Path(str(DIGITS.directory)).parent / "digits.npz")
+    images = torch.from_numpy((arrays["images_heldout"][:, None].astype(np.float32) / 16 - 0.5) / 0.5)
+    return images, torch.from_numpy(arrays["labels_heldout"])
