@@ -22,7 +22,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file or, for ``STANDARD_INPUT``, of standard input, without a byte order mark.
 
     Raises:
-        InputError: It cannot be read as UTF-8 text.
+        InputError: It cannot be read, or is not UTF-8 text.
     """
     name = input_name(path)
     try:
@@ -34,5 +34,9 @@ def read_text(path: Path) -> str:
                 f"{name}: is {encoding} text; convert it to UTF-8: iconv -f {encoding} -t UTF-8 {converted}"
             )
         return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError as error:
+        raise InputError(f"{name}: no such file") from error
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
         raise InputError(f"{name}: cannot be read as UTF-8 text ({error})") from error

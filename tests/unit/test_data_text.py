@@ -339,6 +339,13 @@ class TestText:
             open_input(InputRequest(paths=(path,)), bert(10, directory=vocabulary))
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_a_file_that_is_not_there_is_called_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read_sentences(tmp_path / name)
+    assert str(caught.value) == f"{tmp_path / name}: no such file"
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
 def test_wide_text_is_refused_with_how_to_convert_it(encoding: str, name: str, tmp_path: Path) -> None:
