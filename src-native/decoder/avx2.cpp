@@ -56,20 +56,8 @@ struct ShortQuads {
 
 }  // namespace
 
-const Variant kAvx2 = {"avx2",
-                       {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
-                        {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                        {1, multiply_rows<CodeProduct<SignedQuads>, 1>},
-                        {1, multiply_rows<NibbleProduct<ShortQuads>, 1>}},
-                       normalise,
-                       narrow,
-                       round,
-                       quantise,
-                       fit,
-                       expand,
-                       activate,
-                       cap,
-                       weigh,
-                       mix};
+const Variant kAvx2 = variant_of(
+    "avx2", {kTileRows, multiply_rows<FloatProduct, kTileRows>}, {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+    {1, multiply_rows<CodeProduct<SignedQuads>, 1>}, {1, multiply_rows<NibbleProduct<ShortQuads>, 1>});
 
 }  // namespace pipeedge::decoder

@@ -42,20 +42,9 @@ struct ShortQuads {
 
 }  // namespace
 
-const Variant kAvx512 = {"avx512",
-                         {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
-                          {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                          {kCodeRows, multiply_rows<CodeProduct<SignedQuads>, kCodeRows>},
-                          {kCodeRows, multiply_rows<NibbleProduct<ShortQuads>, kCodeRows>}},
-                         normalise,
-                         narrow,
-                         round,
-                         quantise,
-                         fit,
-                         expand,
-                         activate,
-                         cap,
-                         weigh,
-                         mix};
+const Variant kAvx512 = variant_of("avx512", {kTileRows, multiply_rows<FloatProduct, kTileRows>},
+                                   {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+                                   {kCodeRows, multiply_rows<CodeProduct<SignedQuads>, kCodeRows>},
+                                   {kCodeRows, multiply_rows<NibbleProduct<ShortQuads>, kCodeRows>});
 
 }  // namespace pipeedge::decoder

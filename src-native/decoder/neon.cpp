@@ -47,20 +47,9 @@ struct ShortQuads {
 
 }  // namespace
 
-const Variant kNeon = {"neon",
-                       {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
-                        {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                        {kCodeRows, multiply_rows<CodeProduct<LongQuads, kAtOnce>, kCodeRows>},
-                        {1, multiply_rows<NibbleProduct<ShortQuads>, 1>}},
-                       normalise,
-                       narrow,
-                       round,
-                       quantise,
-                       fit,
-                       expand,
-                       activate,
-                       cap,
-                       weigh,
-                       mix};
+const Variant kNeon = variant_of("neon", {kTileRows, multiply_rows<FloatProduct, kTileRows>},
+                                 {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+                                 {kCodeRows, multiply_rows<CodeProduct<LongQuads, kAtOnce>, kCodeRows>},
+                                 {1, multiply_rows<NibbleProduct<ShortQuads>, 1>});
 
 }  // namespace pipeedge::decoder

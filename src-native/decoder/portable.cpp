@@ -36,20 +36,9 @@ struct PortableQuads {
 
 }  // namespace
 
-const Variant kPortable = {"portable",
-                           {{kTileRows, multiply_rows<FloatProduct, kTileRows>},
-                            {kTileRows, multiply_rows<HalfProduct, kTileRows>},
-                            {kTileRows, multiply_rows<CodeProduct<PortableQuads>, kTileRows>},
-                            {kTileRows, multiply_rows<NibbleProduct<PortableQuads>, kTileRows>}},
-                           normalise,
-                           narrow,
-                           round,
-                           quantise,
-                           fit,
-                           expand,
-                           activate,
-                           cap,
-                           weigh,
-                           mix};
+const Variant kPortable = variant_of("portable", {kTileRows, multiply_rows<FloatProduct, kTileRows>},
+                                     {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+                                     {kTileRows, multiply_rows<CodeProduct<PortableQuads>, kTileRows>},
+                                     {kTileRows, multiply_rows<NibbleProduct<PortableQuads>, kTileRows>});
 
 }  // namespace pipeedge::decoder

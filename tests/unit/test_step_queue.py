@@ -14,6 +14,7 @@ from queue import SimpleQueue
 import pytest
 import torch
 from decoder_cases import CASES
+from failover_text import Numbers
 from waiting import LIMIT_S
 
 from pipeedge.base.crew import Closed
@@ -36,19 +37,6 @@ from pipeedge.transport.base import Packet
 FAMILIES = ("llama3", "llama-dynamic", "mistral", "ministral", "qwen2-window", "qwen3", "gemma2", "gemma3")
 FAMILIES += ("phi3", "olmo2", "smollm3", "granite", "gpt2")
 CONTEXT = 128
-
-
-class Numbers:
-    """Texts of tokens: their numbers."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return "".join(f"{token} " for token in tokens)
-
-    def is_silent(self, token: int) -> bool:
-        return False
-
-    def is_byte(self, token: int) -> bool:
-        return False
 
 
 @dataclass
