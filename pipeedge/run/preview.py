@@ -60,12 +60,14 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
 def _loss_lines(request: RunRequest, planned: PlannedSchedule) -> Iterator[str]:
     """Yield a line for each host whose loss matters."""
     hub = (request.schedule.hosts or ("0",))[0]
+    text = None if planned.prediction is None else planned.prediction.text
+    unit = "items/s" if text is None else "tokens/s"
     for loss in planned.losses:
         why = loss.why if loss.host != hub or loss.why is not None else "it is the host of rank 0"
         if why is not None:
             yield f"loss of {loss.host}: ends the run: {why}"
         elif loss.throughput_items_per_s is not None:
-            yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} items/s on the others"
+            yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} {unit} on the others"
 
 
 def _trial(request: RunRequest) -> Trial:

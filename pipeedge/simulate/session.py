@@ -215,6 +215,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
 
     Raises:
         SpecError: A file cannot be read, or lacks something.
+        RequestError: The model is not listed, or generates text.
         ScheduleError: The schedule does not fit these hosts.
         InfeasibleError: No schedule is feasible.
     """
@@ -230,6 +231,11 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
         raise RequestError(
             f"{request.models_file} does not list the model {request.model_name}; it lists "
             f"{', '.join(files.models)}"
+        )
+    if spec.context is not None:
+        raise RequestError(
+            f"{request.model_name} generates text, and the simulation plays runs of encoders; "
+            "pipeedge schedule predicts its tokens a second"
         )
     model = _model(request.model_name, spec)
     named, names = _rank_names(request, cluster)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from text_ranks import PUZZLES, run_ranks
 
-from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.decoder import find_decoder
+from pipeedge.request.environment import Environment
+from pipeedge.request.options import parse_runtime
+from pipeedge.run.preview import show_schedule
+from pipeedge.simulate.options import parse_simulate
+from pipeedge.simulate.session import simulate_request
 
 
-def write_cluster(folder: Path, ends_mb: float, mem_mb: float) -> tuple[object, ...]:
+def write_cluster(folder: Path, ends_mb: float, mem_mb: float, *, slower: int = 1) -> tuple[object, ...]:
     """Write the scheduler's files for ``llama-puzzles`` on two hosts; return the options that name them."""
     layers = 16
     steps = {
@@ -31,8 +37,9 @@ def write_cluster(folder: Path, ends_mb: float, mem_mb: float) -> tuple[object, 
     model = find_decoder(PUZZLES)
     sizes = [model.weight_bytes(LayerRange(one, one + 1), torch.float32) / 2**20 for one in range(layers)]
     profile = {"batch_size": 1, "dtype": "float32", "time_s": [1e-4] * layers, "steps": steps}
+    slow = {**profile, "steps": {**steps, "fixed_s": [slower * 1e-4] * layers}}
     kinds = {
-        "small": {"mem_MB": mem_mb, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile]}},
+        "small": {"mem_MB": mem_mb, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [slow]}},
         "large": {"mem_MB": 100, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile]}},
     }
     entry = {
@@ -87,3 +94,23 @@ def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:
     assert rank.error.exit_code == 3
     assert "the longest context that fits is" in str(rank.error)
     assert "with --context 256, at most" in str(rank.error)
+
+
+def test_losses_are_told_in_tokens(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Spell a.\nSpell b.\n")
+    scheduled = write_cluster(tmp_path, ends_mb=0.1, mem_mb=50, slower=50)
+    about = ("-c", "tcp", "--on-failure", "continue", "--input", prompts, "-u", 2, "--dry-run")
+    words = ["0", "2", "-m", str(PUZZLES), *map(str, (*scheduled, *about))]
+    shown: list[str] = []
+    show_schedule(parse_runtime(words, Environment()).request, shown.append)
+    losses = [line.split(": ", 1) for line in shown if line.startswith("loss of ")]
+    assert [host for host, _ in losses] == ["loss of 0", "loss of 1"]
+    assert losses[1][1].endswith(" tokens/s on the others")
+
+
+def test_a_decoder_is_not_simulated(tmp_path: Path) -> None:
+    scheduled = write_cluster(tmp_path, ends_mb=0.1, mem_mb=50)
+    asked = parse_simulate(["-m", str(PUZZLES), *map(str, scheduled)])
+    with pytest.raises(RequestError, match="generates text, and the simulation plays runs of encoders"):
+        simulate_request(asked)
