@@ -229,6 +229,13 @@ def test_truncated_file_is_refused_in_one_line(kept: int, puzzles: Path, tmp_pat
     assert "truncated" in message or "not a GGUF file" in message
 
 
+def test_file_that_is_short_for_a_tensor_is_truncated(puzzles: Path, tmp_path: Path) -> None:
+    tensors = read_gguf_header(puzzles).tensors
+    last = max(tensors, key=lambda name: tensors[name].start)
+    path = changed(tmp_path / "model.gguf", puzzles, last, size=1 << 22)
+    assert f"is truncated: {path.stat().st_size} bytes of" in refusal(path)
+
+
 def test_damaged_headers_are_refused_in_one_line(puzzles: Path, tmp_path: Path) -> None:
     path, whole = tmp_path / "model.gguf", bytearray(puzzles.read_bytes())
     drawn, header = random.Random(5), header_bytes(puzzles)

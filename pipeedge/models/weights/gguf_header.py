@@ -27,6 +27,7 @@ _VERSIONS = (2, 3)
 _MOST_PAIRS = 1 << 16
 _MOST_TENSORS = 1 << 18
 _MOST_DIMENSIONS = 4
+_MOST_VALUES = 1 << 40
 _MOST_HEADER_BYTES = 512 << 20
 _LONGEST_NAME = 1 << 12
 _LARGEST_ALIGNMENT = 1 << 20
@@ -245,7 +246,7 @@ class _Reading:
             raise WeightsError(
                 f"{self._path}: {excerpt(name, _SHOWN)} is of type number {kind}, which is unknown"
             )
-        if 0 in sizes or math.prod(sizes) > self._size * form.values or sizes[0] % form.values:
+        if 0 in sizes or math.prod(sizes) > _MOST_VALUES or sizes[0] % form.values:
             raise self._wrong(
                 f"{excerpt(name, _SHOWN)} cannot have the shape {list(reversed(sizes))} in {form.name}"
             )
