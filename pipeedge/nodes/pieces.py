@@ -266,7 +266,8 @@ class PieceKeeper:
             threading.Thread(target=self._answer, args=(reader,), name="reader", daemon=True).start()
 
     def _answer(self, reader: socket.socket) -> None:
-        with reader, reader.makefile("rwb") as stream, contextlib.suppress(OSError, ValueError):
+        # A reader that has gone is noticed at the latest when the stream is closed, which sends what is left.
+        with contextlib.suppress(OSError, ValueError), reader, reader.makefile("rwb") as stream:
             name = json.loads(stream.readline(_LONGEST_LINE))
             with self._lock:
                 file = self._files.get(str(name))

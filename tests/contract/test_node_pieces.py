@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ASSETS
+from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import PeerFailedError, RequestError, WeightsError
 from pipeedge.base.schedule import LayerRange
@@ -79,7 +84,7 @@ def test_whatever_is_read_is_fetched_before_and_nothing_else(
         kept = keeper.keep(directory / "weights", described(original, 64))
         partial = PartialFile(kept.path)
         partial.announce([(start, start + length) for start, length in reads[:2]])
-        needed = set(kept.numbers([(start, start + length) for start, length in reads if length]))
+        needed = {byte // 64 for start, length in reads for byte in range(start, min(start + length, size))}
         with partial.open() as stream:
             for start, length in reads:
                 stream.seek(start)
@@ -110,6 +115,33 @@ def test_a_damaged_piece_is_refused_and_not_kept(tmp_path: Path) -> None:
         keeper.close()
     with pytest.raises(WeightsError, match="is 'pipeedge node' running here"):
         PartialFile(kept.path).wait(0, 10)
+
+
+def test_a_reader_that_has_gone_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = tmp_path / "original"
+    original.write_bytes(bytes(640))
+    source, asked, gone = Source(original), threading.Event(), threading.Event()
+
+    def fetch(file: ModelFile, numbers: Sequence[int], take: Callable[[int, bytes], None]) -> None:
+        asked.set()
+        gone.wait(LIMIT_S)
+        source.fetch(file, numbers, take)
+
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    keeper = PieceKeeper(tmp_path, fetch)
+    try:
+        kept = keeper.keep(tmp_path / "weights", described(original, 64))
+        place = json.loads(Path(f"{kept.path}{PIECES_SUFFIX}").read_text())["socket"]
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.connect(os.path.realpath(place))
+            reader.sendall(json.dumps(str(kept.path)).encode() + b"\n[[0, 640]]\n")
+            assert asked.wait(LIMIT_S)
+        gone.set()
+        until(lambda: not any(thread.name == "reader" for thread in threading.enumerate()), "the reader")
+        assert not failures
+    finally:
+        keeper.close()
 
 
 def test_what_is_here_stays_after_a_restart(tmp_path: Path) -> None:
