@@ -27,6 +27,9 @@ class StreamOptions(Body):
     """How a stream is sent."""
 
     include_usage: Annotated[bool, Meta(description="send the number of tokens at the end")] = False
+    continuous_usage_stats: Annotated[
+        bool, Meta(description="send the number of tokens so far with each event, too")
+    ] = False
 
 
 class SamplingBody(Body):

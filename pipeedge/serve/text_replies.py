@@ -6,6 +6,7 @@ A stream consists of events, each an object of JSON; their texts joined are the 
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,14 +38,17 @@ class TextUsage:
         if answer.choice == 0:
             self.reused_tokens += answer.reused_tokens
 
-    def document(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """Return the counts by OpenAI's names."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.total_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.reused_tokens},
         }
+
+    def document(self) -> dict[str, Any]:
+        """Return the counts, with how much of the prompts was not computed."""
+        return {**self.counts(), "prompt_tokens_details": {"cached_tokens": self.reused_tokens}}
 
 
 class ReplyForm(Protocol):
@@ -56,7 +60,7 @@ class ReplyForm(Protocol):
     def whole(self, answers: Sequence[WrittenAnswer], usage: TextUsage) -> dict[str, Any]:
         """Return the reply that has the answers, in order."""
 
-    def begin(self, choices: int) -> Iterator[dict[str, Any]]:
+    def begin(self, choices: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
         """Yield the first events of a stream."""
 
     def grew(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
@@ -117,6 +121,7 @@ class _OpenAiReply:
         created: Time of the request, in seconds since 1970.
         texts: The texts of tokens.
         wants_usage: Whether a stream ends with the number of tokens.
+        wants_counts: Whether each event of a stream has the number of tokens so far.
         wants_logprobs: Whether log probabilities are sent.
     """
 
@@ -131,11 +136,13 @@ class _OpenAiReply:
         texts: ReplyTexts,
         *,
         wants_usage: bool = False,
+        wants_counts: bool = False,
         wants_logprobs: bool = False,
     ) -> None:
-        self._head = {"id": number, "created": created, "model": model, "system_fingerprint": None}
+        self._head = {"id": number, "created": created, "model": model}
         self._texts = texts
         self._wants_usage = wants_usage
+        self._counted = TextUsage(0) if wants_counts else None
         self._wants_logprobs = wants_logprobs
         self._held: dict[int, _Held] = {}
         self._offsets: dict[int, _Offsets] = {}
@@ -147,6 +154,8 @@ class _OpenAiReply:
 
     def grew(self, choice: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """Yield the events of one more token; text that is not certain yet has none."""
+        if self._counted is not None:
+            self._counted.completion_tokens += 1
         held = self._held.setdefault(choice, _Held())
         held.drawn.append(piece.drawn)
         if piece.text:
@@ -164,8 +173,13 @@ class _OpenAiReply:
         if self._wants_usage:
             yield {**self._event([]), "usage": usage.document()}
 
+    def _count_prompts(self, tokens: int) -> None:
+        if self._counted is not None:
+            self._counted.prompt_tokens = tokens
+
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self._wants_usage else {}
+        counts = None if self._counted is None else self._counted.counts()
+        usage = {"usage": counts} if self._wants_usage else {}
         return {**self._head, "object": self._chunk, "choices": choices, **usage}
 
     def _choice(self, index: int, answer: WrittenAnswer) -> dict[str, Any]:
@@ -183,14 +197,20 @@ class ChatReply(_OpenAiReply):
 
     _whole, _chunk = "chat.completion", "chat.completion.chunk"
 
-    def begin(self, choices: int) -> Iterator[dict[str, Any]]:
+    def begin(self, choices: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
         """Yield the first events of a stream."""
+        self._count_prompts(prompt_tokens)
         for choice in range(choices):
             delta = {"role": "assistant", "content": ""}
             yield self._event([{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def _choice(self, index: int, answer: WrittenAnswer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text,
+            "refusal": None,
+            "annotations": [],
+        }
         if answer.tool_calls:
             message["content"] = answer.text or None
             message["tool_calls"] = self._calls(index, answer)
@@ -224,8 +244,9 @@ class CompletionReply(_OpenAiReply):
 
     _whole = _chunk = "text_completion"
 
-    def begin(self, choices: int) -> Iterator[dict[str, Any]]:
+    def begin(self, choices: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
         """Yield no events: a stream begins with the first text."""
+        self._count_prompts(prompt_tokens)
         yield from ()
 
     def _choice(self, index: int, answer: WrittenAnswer) -> dict[str, Any]:
@@ -259,6 +280,26 @@ class CompletionReply(_OpenAiReply):
         }
 
 
+_PLAIN_RESPONSE: dict[str, Any] = {
+    "background": False,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": False,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": False,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "none",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+"""What clients expect to be told of each response, all of it always the same."""
+
+
 class ResponseReply:
     """Replies of ``/v1/responses``: one message of one text.
 
@@ -278,11 +319,10 @@ class ResponseReply:
             "object": "response",
             "created_at": created,
             "model": model,
+            "completed_at": None,
             "error": None,
-            "metadata": {},
-            "parallel_tool_calls": False,
-            "tool_choice": "none",
-            "tools": [],
+            "incomplete_details": None,
+            **_PLAIN_RESPONSE,
             **echoed,
         }
         self._texts: list[str] = []
@@ -294,7 +334,7 @@ class ResponseReply:
         (answer,) = answers
         return self._document(answer.text, answer.finish_reason, usage)
 
-    def begin(self, choices: int) -> Iterator[dict[str, Any]]:
+    def begin(self, choices: int, prompt_tokens: int) -> Iterator[dict[str, Any]]:
         """Yield the first events of a stream."""
         document = {**self._head, "status": "in_progress", "output": [], "usage": None}
         yield self._event("response.created", response=document)
@@ -345,6 +385,7 @@ class ResponseReply:
         return {
             **self._head,
             "status": status,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
             "output": [self._item(text, status)],
             "usage": {

@@ -113,7 +113,7 @@ class TextRoutes:
             self._model.name,
             int(time.time()),
             self._prompts.vocabulary,
-            wants_usage=_wants_usage(body.stream, body.stream_options),
+            **_wishes(body.stream, body.stream_options),
             wants_logprobs=bool(body.logprobs),
         )
         return await self._reply(request, prompts, form, streams=bool(body.stream))
@@ -142,7 +142,7 @@ class TextRoutes:
             self._model.name,
             int(time.time()),
             self._prompts.vocabulary,
-            wants_usage=_wants_usage(body.stream, body.stream_options),
+            **_wishes(body.stream, body.stream_options),
             wants_logprobs=body.logprobs is not None,
         )
         prompts = await self._asker.prepared(make)
@@ -166,7 +166,8 @@ class TextRoutes:
             "max_output_tokens": body.max_output_tokens,
             "temperature": prompt.sampling.temperature,
             "top_p": prompt.sampling.top_p,
-            "store": False,
+            "presence_penalty": prompt.sampling.presence_penalty,
+            "frequency_penalty": prompt.sampling.frequency_penalty,
         }
         form = partial(ResponseReply, uuid.uuid4().hex, self._model.name, int(time.time()), echoed)
         return await self._reply(request, [prompt], form, streams=bool(body.stream))
@@ -251,7 +252,7 @@ async def _events(
     question: TextQuestion, form: ReplyForm, usage: TextUsage
 ) -> AsyncIterator[list[dict[str, Any]]]:
     """Yield the events of a stream as they come; an error in the middle is the last of them."""
-    yield list(form.begin(question.choices))
+    yield list(form.begin(question.choices, usage.prompt_tokens))
     try:
         async for choice, told in question.told():
             if isinstance(told, Piece):
@@ -294,12 +295,19 @@ def _kind_of(event: Mapping[str, Any]) -> bytes:
     return b"" if kind is None else b"event: %s\n" % str(kind).encode()
 
 
-def _wants_usage(stream: bool | None, options: StreamOptions | None) -> bool:
+def _wishes(stream: bool | None, options: StreamOptions | None) -> dict[str, bool]:
+    """Return which numbers of tokens a stream sends, by the arguments of its form.
+
+    Raises:
+        InputError: They are asked for without what they need.
+    """
     if options is None:
-        return False
+        return {}
     if not stream:
         raise InputError("stream_options needs stream to be true")
-    return options.include_usage
+    if options.continuous_usage_stats and not options.include_usage:
+        raise InputError("stream_options.continuous_usage_stats needs include_usage to be true")
+    return {"wants_usage": options.include_usage, "wants_counts": options.continuous_usage_stats}
 
 
 def _conversation(body: ResponseBody) -> list[dict[str, Any]]:

@@ -16,6 +16,16 @@ from places import ROOT
 from waiting import LIMIT_S, until
 
 PUZZLES = ROOT / "pipeedge" / "assets" / "llama-puzzles"
+# fmt: off
+RESPONSE_FIELDS = {
+    "id", "object", "created_at", "completed_at", "status", "incomplete_details", "model",
+    "previous_response_id", "instructions", "output", "error", "tools", "tool_choice", "truncation",
+    "parallel_tool_calls", "text", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs",
+    "temperature", "reasoning", "usage", "max_output_tokens", "max_tool_calls", "store", "background",
+    "service_tier", "metadata", "safety_identifier", "prompt_cache_key",
+}
+# fmt: on
+"""What the schema of Open Responses requires of each response, if only as null."""
 SUM = [{"role": "user", "content": "What is 47 + 85?"}]
 LONG = {"messages": SUM, "ignore_eos": True, "max_tokens": 220}
 
@@ -52,7 +62,13 @@ def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None
     whole = served.post("/v1/chat/completions", {"messages": SUM, "model": "llama-puzzles"})
     assert whole.status == 200
     (choice,) = whole.json["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "132", "refusal": None}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "132",
+        "refusal": None,
+        "annotations": [],
+    }
+    assert "system_fingerprint" not in whole.json  # null is none of its values
     assert choice["finish_reason"] == "stop"
     usage = whole.json["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
@@ -114,7 +130,30 @@ def test_a_response_is_answered_at_once_and_as_a_stream(served: ServedModel) -> 
     assert [one["sequence_number"] for _, one in sent] == list(range(len(sent)))
     deltas = [one["delta"] for _, one in sent if one["type"] == "response.output_text.delta"]
     assert "".join(deltas) == "132"
-    assert sent[-1][1]["response"]["usage"] == whole["usage"]
+    last = sent[-1][1]["response"]
+    assert last["usage"] == whole["usage"]
+    for document in (whole, sent[0][1]["response"], last):
+        assert document.keys() == RESPONSE_FIELDS
+        for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs"):
+            assert isinstance(document[name], int | float)
+    assert sent[0][1]["response"]["completed_at"] is None
+    assert whole["created_at"] <= whole["completed_at"]
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_a_stream_counts_its_tokens_as_it_grows(served: ServedModel, route: str) -> None:
+    asked = {"messages": SUM} if route.startswith("chat") else {"prompt": ["What", [5, 6, 7]]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**asked, "stream": True, "stream_options": options, "max_tokens": 12, "ignore_eos": True}
+    sent = [chunk for _, chunk in events(served.post(f"/v1/{route}", body).body)[:-1]]
+    usages = [chunk["usage"] for chunk in sent]
+    whole = usages[-1]
+    assert whole["completion_tokens"] == 12 * len(asked.get("prompt", [0]))
+    assert {one["prompt_tokens"] for one in usages} == {whole["prompt_tokens"]}
+    assert all(one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"] for one in usages)
+    counts = [one["completion_tokens"] for one in usages]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 1
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1, "seed": 11}], ids=str)
