@@ -14,292 +14,177 @@ namespace pipeedge::cli {
 namespace {
 
 Change added_hosts(const std::string& name, const std::string& value) {
-  const std::size_t equals = value.rfind('=');
-  if (equals == std::string::npos || equals == 0) {
-    throw UsageError(name + ": '" + yaml::printable(value) + "' is not of the form TYPE=N");
-  }
-  Change change;
-  change.kind = Change::Kind::kAddHost;
-  change.name = value.substr(0, equals);
-  change.count = static_cast<int>(whole_number(name, value.substr(equals + 1), 1, 10'000));
-  change.text = name + " " + value;
-  return change;
+  const auto [type, number] = pair_of(name, value, '=', "TYPE=N");
+  const auto count = static_cast<int>(whole_number(name, number, 1, 10'000));
+  return {Change::Kind::kAddHost, type, count, 1, name + " " + value};
 }
 
-Format format_of(const std::string& name, const std::string& value) {
-  if (value == "yaml") return Format::kYaml;
-  if (value == "json") return Format::kJson;
-  if (value == "problem") return Format::kProblem;
-  if (value == "files") return Format::kFiles;
-  if (value == "bids") return Format::kBids;
-  throw UsageError(name + ": '" + yaml::printable(value) + "' is neither yaml, json, problem, files nor bids");
+Change removed_host(const std::string& name, const std::string& value) {
+  return {Change::Kind::kRemoveHost, nonempty(name, value), 0, 1, name + " " + value};
 }
 
-std::string transport_of(const std::string& name, const std::string& value) {
-  const auto& known = yaml::kTransports;
-  if (std::find(known.begin(), known.end(), value) != known.end()) return value;
-  throw UsageError(name + ": '" + yaml::printable(value) + "' is not one of p2p, rpc, tcp, tcp-tls");
+Change scaled_bandwidth(const std::string& name, const std::string& value) {
+  return {Change::Kind::kScaleBandwidth, "", 0, positive_number(name, value), name + " " + value};
+}
+
+Reader change(Change (*parse)(const std::string&, const std::string&)) {
+  return [parse](CommandLine& c, const std::string& n, const std::string& v) { c.changes.push_back(parse(n, v)); };
+}
+
+Reader action(Action wanted) {
+  return [wanted](CommandLine& c, const std::string&, const std::string&) { c.action = wanted; };
+}
+
+yaml::Length length_of(const std::string& name, const std::string& entry) {
+  const auto [tokens, count] = pair_of(name, entry, ':', "N:COUNT");
+  return {whole_number(name, tokens, 1, 1e9), whole_number(name, count, 1, 1e15)};
+}
+
+void add_dtype_of(CommandLine& line, const std::string& name, const std::string& value) {
+  const auto [type, dtype] = pair_of(name, value, '=', "TYPE=DTYPE");
+  line.request.dtype_of[type] = nonempty(name, dtype);
+}
+
+void set_link_bits(CommandLine& line, const std::string& name, const std::string& value) {
+  line.auto_link_bits = value == "auto";
+  line.link_bits = line.auto_link_bits ? 0 : link_bits(name, value);
 }
 
 std::vector<Group> option_groups() {
+  using C = CommandLine;
+  using R = yaml::Request;
+  using T = yaml::Texts;
   return {
       {"Files",
        {
-           {{"-sm", "-M", "--models-file"},
-            "FILE",
-            "models, with the sizes of their layers [models.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.models_file = nonempty(n, v); }},
-           {{"-sdt", "-T", "--dev-types-file"},
-            "FILE",
-            "device types and their profiles [device_types.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_types_file = nonempty(n, v); }},
-           {{"-sd", "-D", "--dev-file"},
-            "FILE",
-            "hosts of each device type [devices.yml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_file = nonempty(n, v); }},
-           {{"--dev-neighbors-file"},
-            "FILE",
-            "bandwidth and latency of links; a link given in one\n"
-            "direction is used for both, and one that is not given\n"
-            "has the smaller bandwidth of the two device types",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.dev_neighbors_file = nonempty(n, v); }},
-           {{"--cluster-file"},
-            "FILE",
-            "device types and hosts of a test bed (CLUSTER.yml), in\n"
-            "place of -sdt and -sd",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.cluster_file = nonempty(n, v); }},
-           {{"--problem"},
-            "FILE",
-            "problem as JSON, in place of the files above and the\n"
-            "options below; - for standard input",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.problem = nonempty(n, v); }},
-           {{"--conditions"},
-            "FILE",
-            "slowness of hosts and links, occupied memory, and the\n"
-            "data rank's own work, where they differ from profiles;\n"
-            "the plan that runs, or layers that are loaded; plans\n"
-            "whose costs are asked for; - for standard input",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.conditions = nonempty(n, v); }},
-           {{"--evaluate"},
-            "FILE",
-            "schedule whose costs are asked for, in place of the\n"
-            "best one; use it with --explain or --format json\n"
-            "(- for standard input)",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.evaluate = nonempty(n, v); }},
+           option({"-sm", "-M", "--models-file"}, "FILE", "models, with the sizes of their layers [models.yml]",
+                  into(&C::models_file, nonempty)),
+           option({"-sdt", "-T", "--dev-types-file"}, "FILE", "device types and their profiles [device_types.yml]",
+                  into(&C::dev_types_file, nonempty)),
+           option({"-sd", "-D", "--dev-file"}, "FILE", "hosts of each device type [devices.yml]",
+                  into(&C::dev_file, nonempty)),
+           option({"--dev-neighbors-file"}, "FILE",
+                  "bandwidth and latency of links; a link given in one direction is used for both, and one that is not "
+                  "given has the smaller bandwidth of the two device types",
+                  into(&C::dev_neighbors_file, nonempty)),
+           option({"--cluster-file"}, "FILE",
+                  "device types and hosts of a test bed (CLUSTER.yml), in place of -sdt and -sd",
+                  into(&C::cluster_file, nonempty)),
+           option({"--problem"}, "FILE",
+                  "problem as JSON, in place of the files above and the options below; - for standard input",
+                  into(&C::problem, nonempty)),
+           option({"--conditions"}, "FILE",
+                  "slowness of hosts and links, occupied memory, and the data rank's own work, where they differ from "
+                  "profiles; the plan that runs, or layers that are loaded; plans whose costs are asked for; - for "
+                  "standard input",
+                  into(&C::conditions, nonempty)),
+           option({"--evaluate"}, "FILE",
+                  "schedule whose costs are asked for, in place of the best one; use it with --explain or --format "
+                  "json (- for standard input)",
+                  into(&C::evaluate, nonempty)),
        }},
       {"Problem",
        {
-           {{"-m", "--model", "--model-name"},
-            "NAME",
-            "model to schedule [google/vit-base-patch16-224]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.model = nonempty(n, v); }},
-           {{"-b", "--batch-size"},
-            "N",
-            "items in a microbatch, as profiled [8]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.batch_size = whole_number(n, v, 1, 1e9);
-            }},
-           {{"-d", "--dtype"},
-            "TYPE",
-            "float32, float16, bfloat16, int8 or int4, with or\n"
-            "without the prefix \"torch.\" [torch.float32]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.dtype = nonempty(n, v); }},
-           {{"--dtype-of"},
-            "TYPE=DTYPE",
-            "dtype of one device type, for clusters that mix dtypes\n"
-            "(may be repeated); device types without one are not\n"
-            "used, and links carry the widest dtype",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              const std::size_t equals = v.rfind('=');
-              if (equals == std::string::npos || equals == 0) {
-                throw UsageError(n + ": '" + yaml::printable(v) + "' is not of the form TYPE=DTYPE");
-              }
-              c.request.dtype_of[v.substr(0, equals)] = nonempty(n, v.substr(equals + 1));
-            }},
-           {{"--streams"},
-            "N",
-            "texts that a decoder writes at a time [1]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.texts.streams = whole_number(n, v, 1, 4096);
-            }},
-           {{"--context"},
-            "N",
-            "longest text of a decoder in tokens, which memory is\n"
-            "for [the model's]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.texts.context = whole_number(n, v, 1, 1e9);
-            }},
-           {{"--prompt-tokens"},
-            "N",
-            "tokens of a decoder's prompt [a quarter of --context]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.texts.prompt = whole_number(n, v, 1, 1e9);
-            }},
-           {{"--answer-tokens"},
-            "N",
-            "tokens of its answer [the rest of --context]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.texts.answer = whole_number(n, v, 1, 1e9);
-            }},
-           {{"--tokens"},
-            "N",
-            "tokens of the longest sentence, for text models;\n"
-            "profiles of other lengths are scaled [as profiled]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.tokens = whole_number(n, v, 1, 1e9);
-            }},
-           {{"--lengths"},
-            "N:COUNT,...",
-            "how many sentences there are of each length, if they\n"
-            "differ: times are the averages of microbatches as long\n"
-            "as their longest sentence [all as the longest]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.lengths.clear();
-              for (const std::string& entry : names(n, v)) {
-                const std::size_t colon = entry.find(':');
-                if (colon == std::string::npos) {
-                  throw UsageError(n + ": '" + yaml::printable(entry) + "' is not of the form N:COUNT");
-                }
-                c.request.lengths.push_back({whole_number(n, entry.substr(0, colon), 1, 1e9),
-                                             whole_number(n, entry.substr(colon + 1), 1, 1e15)});
-              }
-            }},
-           {{"--transport"},
-            "NAME",
-            "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp\n"
-            "with a key), whose costs count if profiles have them\n"
-            "[p2p]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.transport = transport_of(n, v);
-            }},
-           {{"-i", "--buffers-in"},
-            "N",
-            "microbatches that a stage buffers before computing [2]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.buffers_in = whole_number(n, v, 0, 1e6);
-            }},
-           {{"-o", "--buffers-out"},
-            "N",
-            "microbatches that a stage buffers for sending [2]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.buffers_out = whole_number(n, v, 0, 1e6);
-            }},
-           {{"--data-host"},
-            "HOST",
-            "host that reads the inputs and collects the outputs;\n"
-            "its links to the first stage and from the last one\n"
-            "are taken into account",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.data_host = nonempty(n, v); }},
-           {{"--input-bytes"},
-            "N",
-            "bytes of one item of input, on the link from the data\n"
-            "host and in memory [parameters_in times the bytes of\n"
-            "the dtype]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.input_bytes = whole_number(n, v, 0, 1e15);
-            }},
-           {{"--hosts"},
-            "HOST,...",
-            "hosts to use, from the devices file [all]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.request.hosts = names(n, v); }},
-           {{"--link-bits"},
-            "N|auto",
-            "bits per value on links between stages: 2 to 8, 16, or\n"
-            "0 for uncompressed; auto: for each link the most bits\n"
-            "that allow the highest throughput [0]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.auto_link_bits = v == "auto";
-              c.link_bits = c.auto_link_bits ? 0 : link_bits(n, v);
-            }},
+           option({"-m", "--model", "--model-name"}, "NAME", "model to schedule [google/vit-base-patch16-224]",
+                  into(&C::request, &R::model, nonempty)),
+           option({"-b", "--batch-size"}, "N", "items in a microbatch, as profiled [8]",
+                  into(&C::request, &R::batch_size, whole(1, 1e9))),
+           option({"-d", "--dtype"}, "TYPE",
+                  "float32, float16, bfloat16, int8 or int4, with or without the prefix \"torch.\" [torch.float32]",
+                  into(&C::request, &R::dtype, nonempty)),
+           option({"--dtype-of"}, "TYPE=DTYPE",
+                  "dtype of one device type, for clusters that mix dtypes (may be repeated); device types without one "
+                  "are not used, and links carry the widest dtype",
+                  add_dtype_of),
+           option({"--streams"}, "N", "texts that a decoder writes at a time [1]",
+                  into(&C::request, &R::texts, &T::streams, whole(1, 4096))),
+           option({"--context"}, "N", "longest text of a decoder in tokens, which memory is for [the model's]",
+                  into(&C::request, &R::texts, &T::context, whole(1, 1e9))),
+           option({"--prompt-tokens"}, "N", "tokens of a decoder's prompt [a quarter of --context]",
+                  into(&C::request, &R::texts, &T::prompt, whole(1, 1e9))),
+           option({"--answer-tokens"}, "N", "tokens of its answer [the rest of --context]",
+                  into(&C::request, &R::texts, &T::answer, whole(1, 1e9))),
+           option({"--tokens"}, "N",
+                  "tokens of the longest sentence, for text models; profiles of other lengths are scaled [as profiled]",
+                  into(&C::request, &R::tokens, whole(1, 1e9))),
+           option({"--lengths"}, "N:COUNT,...",
+                  "how many sentences there are of each length, if they differ: times are the averages of microbatches "
+                  "as long as their longest sentence [all as the longest]",
+                  into(&C::request, &R::lengths, list_of(length_of))),
+           option({"--transport"}, "NAME",
+                  "transport of the links: p2p, rpc, tcp, or tcp-tls (tcp with a key), whose costs count if profiles "
+                  "have them [p2p]",
+                  into(&C::request, &R::transport,
+                       one_of<std::string>({{"p2p", "p2p"}, {"rpc", "rpc"}, {"tcp", "tcp"}, {"tcp-tls", "tcp-tls"}}))),
+           option({"-i", "--buffers-in"}, "N", "microbatches that a stage buffers before computing [2]",
+                  into(&C::request, &R::buffers_in, whole(0, 1e6))),
+           option({"-o", "--buffers-out"}, "N", "microbatches that a stage buffers for sending [2]",
+                  into(&C::request, &R::buffers_out, whole(0, 1e6))),
+           option({"--data-host"}, "HOST",
+                  "host that reads the inputs and collects the outputs; its links to the first stage and from the last "
+                  "one are taken into account",
+                  into(&C::request, &R::data_host, nonempty)),
+           option({"--input-bytes"}, "N",
+                  "bytes of one item of input, on the link from the data host and in memory [parameters_in times the "
+                  "bytes of the dtype]",
+                  into(&C::request, &R::input_bytes, whole(0, 1e15))),
+           option({"--hosts"}, "HOST,...", "hosts to use, from the devices file [all]",
+                  into(&C::request, &R::hosts, list_of(nonempty))),
+           option({"--link-bits"}, "N|auto",
+                  "bits per value on links between stages: 2 to 8, 16, or 0 for uncompressed; auto: for each link the "
+                  "most bits that allow the highest throughput [0]",
+                  set_link_bits),
        }},
       {"Objective",
        {
-           {{"--objective"},
-            "WHICH",
-            "throughput: make the slowest stage or link as fast as\n"
-            "possible; latency: minimise the time of a microbatch\n"
-            "through the idle pipeline; energy: minimise the\n"
-            "joules an item, with a throughput of at\n"
-            "least --min-throughput [throughput]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              if (v != "throughput" && v != "latency" && v != "energy") {
-                throw UsageError(n + ": '" + yaml::printable(v) + "' is neither throughput, latency nor energy");
-              }
-              c.request.texts.alone = v == "latency";
-              c.solver.objective = v == "latency"  ? Objective::kLatency
-                                   : v == "energy" ? Objective::kEnergy
-                                                   : Objective::kThroughput;
-            }},
-           {{"--max-first-token"},
-            "SECONDS",
-            "longest time to the first token of a decoder's text\n"
-            "[any]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.request.texts.max_first_token_s = positive_number(n, v);
-            }},
-           {{"--time-limit"},
-            "SECONDS",
-            "stop after this time, with the best schedule so far\n"
-            "and a bound on its distance from the optimum [10]",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.solver.time_limit_s = positive_number(n, v);
-            }},
-           {{"--survive-loss"},
-            nullptr,
-            "only a schedule that survives the loss of any one host\n"
-            "but the data host: the layers fit on the others",
-            [](CommandLine& c, const std::string&, const std::string&) { c.survive_loss = true; }},
+           option({"--objective"}, "WHICH",
+                  "throughput: make the slowest stage or link as fast as possible; latency: minimise the time of a "
+                  "microbatch through the idle pipeline; energy: minimise the joules an item, with a throughput of at "
+                  "least --min-throughput [throughput]",
+                  both(into(&C::solver, &Options::objective,
+                            one_of<Objective>({{"throughput", Objective::kThroughput},
+                                               {"latency", Objective::kLatency},
+                                               {"energy", Objective::kEnergy}})),
+                       into(&C::request, &R::texts, &T::alone,
+                            one_of<bool>({{"throughput", false}, {"latency", true}, {"energy", false}})))),
+           option({"--max-first-token"}, "SECONDS", "longest time to the first token of a decoder's text [any]",
+                  into(&C::request, &R::texts, &T::max_first_token_s, positive_number)),
+           option(
+               {"--time-limit"}, "SECONDS",
+               "stop after this time, with the best schedule so far and a bound on its distance from the optimum [10]",
+               into(&C::solver, &Options::time_limit_s, positive_number)),
+           option(
+               {"--survive-loss"}, nullptr,
+               "only a schedule that survives the loss of any one host but the data host: the layers fit on the others",
+               flag(&C::survive_loss)),
        }},
       joint_group(),
       {"What if (each prints the new throughput and today's in a line; may be repeated;\n"
        "several are also tried together)",
        {
-           {{"--add-host"},
-            "TYPE=N",
-            "add N hosts of this device type",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.changes.push_back(added_hosts(n, v)); }},
-           {{"--remove-host"},
-            "HOST",
-            "remove this host",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.changes.push_back({Change::Kind::kRemoveHost, nonempty(n, v), 0, 1, n + " " + v});
-            }},
-           {{"--scale-bandwidth"},
-            "X",
-            "multiply every bandwidth by X",
-            [](CommandLine& c, const std::string& n, const std::string& v) {
-              c.changes.push_back({Change::Kind::kScaleBandwidth, "", 0, positive_number(n, v), n + " " + v});
-            }},
+           option({"--add-host"}, "TYPE=N", "add N hosts of this device type", change(added_hosts)),
+           option({"--remove-host"}, "HOST", "remove this host", change(removed_host)),
+           option({"--scale-bandwidth"}, "X", "multiply every bandwidth by X", change(scaled_bandwidth)),
        }},
       {"Output",
        {
-           {{"--explain"},
-            nullptr,
-            "print the stages with their costs, the bottleneck, the\n"
-            "lower bound, and why hosts are not used",
-            [](CommandLine& c, const std::string&, const std::string&) { c.explain = true; }},
-           {{"--losses"},
-            nullptr,
-            "print what the loss of each host would cost, and which\n"
-            "loss would end a run",
-            [](CommandLine& c, const std::string&, const std::string&) { c.losses = true; }},
-           {{"--format"},
-            "FORM",
-            "yaml: only the schedule; json: the schedule with all\n"
-            "that --explain prints; problem: the input of\n"
-            "--problem, without scheduling; files: the contents of\n"
-            "the given files as JSON, without scheduling; bids: for\n"
-            "each profiled device type, the seconds of each stage\n"
-            "that fits, as JSON, without scheduling [yaml]",
-            [](CommandLine& c, const std::string& n, const std::string& v) { c.format = format_of(n, v); }},
-           {{"-h", "--help"},
-            nullptr,
-            "this text",
-            [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kHelp; }},
-           {{"--version"},
-            nullptr,
-            "the version",
-            [](CommandLine& c, const std::string&, const std::string&) { c.action = Action::kVersion; }},
+           option({"--explain"}, nullptr,
+                  "print the stages with their costs, the bottleneck, the lower bound, and why hosts are not used",
+                  flag(&C::explain)),
+           option({"--losses"}, nullptr, "print what the loss of each host would cost, and which loss would end a run",
+                  flag(&C::losses)),
+           option({"--format"}, "FORM",
+                  "yaml: only the schedule; json: the schedule with all that --explain prints; problem: the input of "
+                  "--problem, without scheduling; files: the contents of the given files as JSON, without scheduling; "
+                  "bids: for each profiled device type, the seconds of each stage that fits, as JSON, without "
+                  "scheduling [yaml]",
+                  into(&C::format, one_of<Format>({{"yaml", Format::kYaml},
+                                                   {"json", Format::kJson},
+                                                   {"problem", Format::kProblem},
+                                                   {"files", Format::kFiles},
+                                                   {"bids", Format::kBids}}))),
+           option({"-h", "--help"}, nullptr, "this text", action(Action::kHelp)),
+           option({"--version"}, nullptr, "the version", action(Action::kVersion)),
        }},
   };
 }
@@ -466,10 +351,7 @@ std::string help_text(const std::string& program) {
       if (option.value != nullptr) left += std::string(" ") + option.value;
       left.resize(std::max(left.size(), kColumn - 2), ' ');
       text += left + (left.size() > kColumn - 2 ? "\n" + std::string(kColumn, ' ') : "  ");
-      for (const char* c = option.help; *c != '\0'; ++c) {
-        text += *c;
-        if (*c == '\n') text.append(kColumn, ' ');
-      }
+      text += wrapped(option.help, kColumn);
       text += "\n";
     }
   }

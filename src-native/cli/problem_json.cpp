@@ -450,8 +450,8 @@ void write_widths(JsonWriter& json, const Problem& problem) {
 
 }  // namespace
 
-NamedProblem read_problem(const std::string& text, const std::string& name) {
-  const yaml::Document document = yaml::parse(text, name, kLargestInProblem);
+NamedProblem read_problem(std::string text, const std::string& name) {
+  const yaml::Document document = yaml::parse(std::move(text), name, kLargestInProblem);
   const View root(document);
   return Reader(root).read();
 }

@@ -46,7 +46,7 @@ struct NamedProblem {
 };
 
 // `name` is the name of the text in messages. Throws yaml::SpecError.
-NamedProblem read_problem(const std::string& text, const std::string& name);
+NamedProblem read_problem(std::string text, const std::string& name);
 // These read a file, or standard input (-). Throw yaml::SpecError or UsageError.
 NamedProblem read_problem(const std::string& file);
 // Plans of a schedule file: YAML, as this program prints schedules.

@@ -1,11 +1,9 @@
 // The problem that the scheduler's files describe together, for one request.
 #pragma once
 
-#include <array>
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "../core/problem.hpp"
@@ -14,9 +12,6 @@
 #include "specs.hpp"
 
 namespace pipeedge::yaml {
-
-// Transports of links, as profiles name them.
-constexpr std::array<std::string_view, 4> kTransports{"p2p", "rpc", "tcp", "tcp-tls"};
 
 // What a plan chooses besides the cut and the hosts, and within which limits.
 struct Choice {
@@ -39,7 +34,7 @@ struct Request {
   std::string data_host;           // empty: links from and to the data rank do not count
   double tokens = 0;               // of the longest sentence; 0: as profiled
   std::vector<Length> lengths;     // of the sentences; empty: all are as long as the longest
-  std::string transport = "p2p";   // of the links: one of kTransports
+  std::string transport = "p2p";   // of the links, as profiles name it
   double input_bytes = -1;         // of one item of input; negative: according to models.yml and the dtype
   Texts texts;                     // of a decoder
   std::vector<std::string> hosts;  // hosts to schedule on, from the devices file; empty: all

@@ -12,7 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <sstream>
+#include <istream>
+#include <streambuf>
 #include <system_error>
 #include <unordered_set>
 
@@ -114,6 +115,12 @@ std::string prepared(std::string text) {
   return text + (last + 1 == text.size() ? "#" : "\n#");
 }
 
+// A text as a stream, without a copy of it.
+class Bytes : public std::streambuf {
+ public:
+  explicit Bytes(std::string& text) { setg(text.data(), text.data(), text.data() + text.size()); }
+};
+
 // `value` of a quoted scalar in UTF-8; yaml-cpp decodes the escapes \N and \_ to the bytes 0x85 and 0xA0.
 std::string repaired(const std::string& value) {
   std::string out;
@@ -175,7 +182,7 @@ class TreeBuilder : public YAML::EventHandler {
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                 const std::string& value) override {
     Node& node = add(mark, Node::Kind::kScalar, anchor);
-    node.text = repaired(value);
+    node.text = keep(repaired(value));
     node.plain = tag != "!";
     close(node);
     last_key_ = mark.pos;
@@ -213,6 +220,17 @@ class TreeBuilder : public YAML::EventHandler {
       fail_at(document_.name(), line,
               "holds more than " + std::to_string(kMaxNodes) + " values (counted with aliases written out)");
     }
+  }
+
+  // Puts a text behind others, as a string of its own would take more memory than most texts.
+  std::string_view keep(const std::string& text) {
+    std::vector<std::string>& blocks = document_.blocks_;
+    if (blocks.empty() || blocks.back().capacity() - blocks.back().size() < text.size()) {
+      blocks.emplace_back().reserve(std::max(kBlock, text.size()));
+    }
+    std::string& block = blocks.back();
+    block += text;
+    return {block.data() + block.size() - text.size(), text.size()};
   }
 
   Node& add(const YAML::Mark& mark, Node::Kind kind, YAML::anchor_t anchor) {
@@ -294,6 +312,7 @@ class TreeBuilder : public YAML::EventHandler {
   }
 
   static constexpr int kNowhere = -2;
+  static constexpr std::size_t kBlock = std::size_t{1} << 16;
 
   Document& document_;
   std::vector<Node*> open_;
@@ -303,13 +322,15 @@ class TreeBuilder : public YAML::EventHandler {
   const Node* root_ = nullptr;
 };
 
-Document parse(const std::string& text, std::string name, double largest) {
+Document parse(std::string text, std::string name, double largest) {
   Document document(std::move(name));
   document.largest_ = largest;
   check_text(text, document.name());
   TreeBuilder builder(document);
   try {
-    std::istringstream stream(prepared(text));
+    text = prepared(std::move(text));
+    Bytes bytes(text);
+    std::istream stream(&bytes);
     YAML::Parser parser(stream);
     if (parser.HandleNextDocument(builder)) document.root_ = builder.root();
     if (document.root_ == nullptr) fail_at(document.name(), 0, "is empty");
@@ -379,7 +400,7 @@ std::vector<std::pair<std::string, View>> View::entries() const {
   std::vector<std::pair<std::string, View>> found;
   found.reserve(node_->children.size() / 2);
   for (std::size_t i = 0; i + 1 < node_->children.size(); i += 2) {
-    const std::string& key = node_->children[i]->text;
+    const std::string_view key = node_->children[i]->text;
     found.emplace_back(key, View(*this, *node_->children[i + 1], key));
   }
   return found;
@@ -414,7 +435,7 @@ bool View::is_text(std::string_view wanted) const {
 
 std::string View::text() const {
   if (node_->kind != Node::Kind::kScalar) wrong_kind("a name");
-  return node_->text;
+  return std::string(node_->text);
 }
 
 // `entry` is the index (from 0) of `node` in the list of this view. Its path is only computed for a
@@ -426,7 +447,7 @@ double View::parse_number(const Node& node, double least, bool whole, std::optio
 
   // The decimal grammar that all readers share: [sign] digits [. digits] [e [sign] digits], without a leading
   // zero, which means octal in YAML 1.1.
-  const std::string& text = node.text;
+  const std::string_view text = node.text;
   std::size_t at = 0;
   const auto digits = [&] {
     const std::size_t from = at;
@@ -449,7 +470,7 @@ double View::parse_number(const Node& node, double least, bool whole, std::optio
   }
   if (!well_formed || at != text.size()) here().wrong_kind(wanted);
 
-  const double value = std::strtod(text.c_str(), nullptr);  // the C locale: nothing here sets another
+  const double value = std::strtod(std::string(text).c_str(), nullptr);  // the C locale: nothing here sets another
   if (!(std::fabs(value) <= document_->largest())) {
     here().fail("is " + printable(text) + "; numbers may not exceed " +
                 (document_->largest() == kLargestNumber ? "1,000,000,000,000,000" : "1e21"));

@@ -41,7 +41,7 @@ struct Node {
   bool plain = true;                  // a scalar without quotes
   int line = 0;                       // from 1
   std::size_t weight = 0;             // number of nodes from this one down, with aliases expanded; 0: open
-  std::string text;                   // text of a scalar
+  std::string_view text;              // text of a scalar
   std::vector<const Node*> children;  // entries of a sequence, or key, value, key, value, ... of a map
 };
 
@@ -59,12 +59,13 @@ class Document {
   double largest() const { return largest_; }  // largest number that is accepted
 
  private:
-  friend Document parse(const std::string& text, std::string name, double largest);
+  friend Document parse(std::string text, std::string name, double largest);
   friend class TreeBuilder;
 
   std::string name_;
   double largest_ = kLargestNumber;
-  std::deque<Node> nodes_;  // a deque, because its addresses are stable
+  std::deque<Node> nodes_;           // a deque, because its addresses are stable
+  std::vector<std::string> blocks_;  // texts of the scalars; each block has room for some
   const Node* root_ = nullptr;
 };
 
@@ -112,7 +113,7 @@ std::string read_text(const std::filesystem::path& file);
 
 // Parses `text` as one YAML document (JSON is valid too). `name` is its name in messages, `largest` the largest
 // number it may contain. Throws SpecError.
-Document parse(const std::string& text, std::string name, double largest = kLargestNumber);
+Document parse(std::string text, std::string name, double largest = kLargestNumber);
 
 // Reads and parses a file. Throws SpecError.
 Document read_document(const std::string& file);

@@ -253,7 +253,7 @@ def test_handling_that_is_not_valid_is_refused(cluster: Cluster, handling: objec
 
 
 def test_an_unknown_transport_is_refused(cluster: Cluster) -> None:
-    error = "--transport: 'udp' is not one of p2p, rpc, tcp, tcp-tls"
+    error = "--transport: 'udp' is neither p2p, rpc, tcp nor tcp-tls"
     assert cluster.run("--transport", "udp").error == error
 
 
