@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from pipeedge.base.fields import Amount, Count, Name, Text
 from pipeedge.base.text_lengths import check_lengths
-from pipeedge.observe.metrics import StageWork
+from pipeedge.observe.metrics import StageWork, TextWork
 
 __all__ = [
     "Finding",
@@ -72,6 +72,8 @@ class RankStatus(Struct, frozen=True):
     lengths: Text | None = None
     """Histogram of the lengths of the sentences that have come lately, on the data rank of a run whose input
     has no end; None if it is unknown."""
+    text: TextWork | None = None
+    """Steps that continue texts, on the data rank of a decoder; else None."""
 
     def __post_init__(self) -> None:
         check_lengths(self.lengths)

@@ -11,6 +11,9 @@ for each page from its beginning; in that of windows, numbers that the window ha
 A full page can be *kept* under a key that stands for all tokens from the beginning to its end. Sequences
 that begin alike refer to the same pages, and those that nobody refers to any more stay until their place is
 needed, the least recently used first.
+
+When stages are lost, the kept pages are still there in the others. Those pages are *stale*: the first layers,
+up to the last lost one, have to compute them again.
 """
 
 from __future__ import annotations
@@ -64,6 +67,10 @@ class PagePool:
         self._empty = list(range(size))
         self._references = [0] * size
         self._keys: dict[int, bytes] = {}
+        self._filled: dict[int, int] = {}
+        """Step that has filled each kept page."""
+        self._stale: dict[int, int] = {}
+        """Number of layers that have lost each stale page."""
         self._kept: dict[bytes, int] = {}
         self._unused: dict[int, None] = {}
         """Kept pages that nobody refers to, the least recently used first."""
@@ -95,7 +102,7 @@ class PagePool:
             else:
                 page = next(iter(self._unused))
                 del self._unused[page]
-                del self._kept[self._keys.pop(page)]
+                self._forget(page)
             self._references[page] = 1
             found.append(page)
         return found
@@ -111,18 +118,66 @@ class PagePool:
         self._references[page] += 1
         return page
 
-    def keep(self, page: int, key: bytes) -> int:
+    def keep(self, page: int, key: bytes, step: int) -> int:
         """Keep a full page, and return it; or the page with the same contents that is kept already.
 
-        In the latter case, the reference to ``page`` becomes one to the other.
+        In the latter case, the reference to ``page`` becomes one to the other, unless that is stale.
+
+        Args:
+            page: The page, all layers of which are filled.
+            key: Its key.
+            step: Number of the step that fills the last of it.
         """
-        other = self._kept.setdefault(key, page)
-        if other == page:
-            self._keys[page] = key
-            return page
-        self.refer(key)
-        self.give_back([page])
-        return other
+        other = self._kept.get(key, page)
+        if other != page:
+            if other not in self._stale:
+                self.refer(key)
+                self.give_back([page])
+                return other
+            self._forget(other)
+            if other in self._unused:
+                del self._unused[other]
+                heapq.heappush(self._empty, other)
+        self._kept[key], self._keys[page] = page, key
+        self._filled[page] = step
+        self._stale.pop(page, None)
+        return page
+
+    def known(self, keys: Sequence[bytes]) -> tuple[int, int]:
+        """Return how many of the first pages of a sequence are kept, without stale ones, and with them."""
+        known = next((index for index, key in enumerate(keys) if key not in self._kept), len(keys))
+        pages = [self._kept[key] for key in keys[:known]]
+        return next((index for index, page in enumerate(pages) if page in self._stale), known), known
+
+    def lost_layers(self, page: int) -> int:
+        """Return how many layers, from the first, have lost a page; 0 if it is not stale."""
+        return self._stale.get(page, 0)
+
+    def restart(self, size: int, step: int, lost: int) -> None:
+        """Go on with kept pages, to which nobody refers any longer.
+
+        Args:
+            size: Number of pages from now on; others are gone.
+            step: First step that has no result: what steps from there on have filled is gone.
+            lost: Number of layers, from the first, that have lost all pages.
+        """
+        for page in tuple(self._keys):
+            if page >= size or self._filled[page] >= step:
+                self._forget(page)
+            elif lost:
+                self._stale[page] = max(lost, self.lost_layers(page))
+        self.size = size
+        self._references = [0] * size
+        self._unused = {page: None for page in self._unused if page in self._keys}
+        self._empty = [page for page in range(size) if page not in self._keys]
+
+    def _forget(self, page: int) -> None:
+        """Keep a page no longer."""
+        key = self._keys.pop(page, None)
+        if key is not None:
+            del self._kept[key]
+            del self._filled[page]
+            self._stale.pop(page, None)
 
     def reuse(self, page: int) -> bool:
         """Return whether a page that its only sequence needs no more can be written anew.
@@ -131,9 +186,7 @@ class PagePool:
         """
         if self._references[page] != 1:
             return False
-        key = self._keys.pop(page, None)
-        if key is not None:
-            del self._kept[key]
+        self._forget(page)
         return True
 
     def shared(self, page: int) -> bool:
@@ -211,12 +264,15 @@ class PageLists:
                 self._pass(index * self._page)
                 self.window_pages.append(self._fresh(self._window_pool))
 
-    def share(self, keys: Sequence[bytes], position: int) -> int:
-        """Refer to kept pages for the positions that follow, and return how many positions are known then.
+    def share(self, keys: Sequence[bytes], position: int) -> tuple[int, int]:
+        """Refer to kept pages for the positions that follow.
 
         Args:
             keys: Keys of the pages of the sequence, of all that may be shared.
             position: Number of positions that are known, which fill whole pages.
+
+        Returns:
+            How many positions are known then, and how many in some layers at least.
         """
         start = position // self._page
         best, run = start, 0
@@ -229,7 +285,7 @@ class PageLists:
                     continue
             best = index + 1
         if best == start:
-            return position
+            return position, position
         first = self._reach(best * self._page)
         if self._pool is not None:
             self._pool.give_back(self.pages[start:])
@@ -241,10 +297,17 @@ class PageLists:
             self.window_pages += [0] * (first - start)
             self.window_pages += [self._window_pool.refer(key) for key in keys[max(first, start) : best]]
             self._first = max(first, self._first)
-        self._kept = best
-        return best * self._page
+        known = range(start, best)
+        self._kept = next((index for index in known if self.lost_layers(index, index + 1)), best)
+        return self._kept * self._page, best * self._page
 
-    def moved(self, keys: Sequence[bytes], position: int) -> None:
+    def lost_layers(self, first: int, stop: int) -> int:
+        """Return how many layers, from the first, have lost a page among those from ``first`` to ``stop``."""
+        if self._pool is None:
+            return 0
+        return max(map(self._pool.lost_layers, self.pages[first:stop]), default=0)
+
+    def moved(self, keys: Sequence[bytes], position: int, step: int) -> None:
         """Keep full pages, and give back those that the window has left.
 
         The lists that steps refer to must have been copied before.
@@ -252,12 +315,14 @@ class PageLists:
         Args:
             keys: Keys of all full pages among the first ``position`` positions, at least.
             position: Number of positions that are known once the steps so far are executed.
+            step: Number of the last of them.
         """
         for index in range(self._kept, position // self._page):
             if self._pool is not None:
-                self.pages[index] = self._pool.keep(self.pages[index], keys[index])
+                self.pages[index] = self._pool.keep(self.pages[index], keys[index], step)
             if self._window_pool is not None and index >= self._first:
-                self.window_pages[index] = self._window_pool.keep(self.window_pages[index], keys[index])
+                page = self.window_pages[index]
+                self.window_pages[index] = self._window_pool.keep(page, keys[index], step)
         self._kept = max(self._kept, position // self._page)
         if self._window_pool is not None:
             self._pass(position)

@@ -146,11 +146,20 @@ class DecodingStep:
     number: int
     """Number of the step, from 0 and without gaps."""
     parts: tuple[StepPart, ...]
+    layers: int | None = None
+    """Number of layers, from the first, that compute the rows, because the others know them; None for all."""
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return sum(len(part.tokens) for part in self.parts)
+
+    @property
+    def positions(self) -> int | None:
+        """Number of tokens in front of all rows; None if some rows read a prompt."""
+        if any(len(part.tokens) > 1 for part in self.parts):
+            return None
+        return sum(part.position for part in self.parts)
 
 
 @dataclass
@@ -173,9 +182,11 @@ class _Generated:
     yielded: int = 0
     """How often it has yielded its pages."""
     lost: int = 0
-    """Number of tokens that were computed when all caches were lost; computing them again is not put off for
-    the sake of others.
+    """Number of tokens that were computed when caches were lost; computing them again is not put off for the
+    sake of others.
     """
+    held: int = 0
+    """Number of tokens up to which it has pages that only the first layers have lost."""
     reused: int = 0
     """Number of tokens that it found computed, before it yielded."""
 
@@ -183,6 +194,16 @@ class _Generated:
     def generates(self) -> bool:
         """Whether its prompt is computed, so that it goes on token by token."""
         return len(self.tokens) - self.position <= 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next token is computed again by those layers alone that have lost it."""
+        return self.position < self.held
+
+    @property
+    def chunk_end(self) -> int:
+        """Number of tokens at which the next chunk ends at the latest."""
+        return self.held if self.repeats else len(self.tokens)
 
     def page_keys(self, page: int, positions: int) -> list[bytes]:
         """Return the keys of the full pages among the first ``positions`` positions."""
@@ -238,9 +259,17 @@ class StepScheduler:
         """How often a sequence has yielded its pages."""
         self.repeated_tokens = 0
         """Number of tokens to be computed again, because stages have lost their caches."""
+        self.partly_repeated_tokens = 0
+        """Number of those that only the first layers compute again."""
+        self.kept_tokens = 0
+        """Number of tokens that no layer has to compute again, though others of their sequences are lost."""
         self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
         self._next = 0
+        self._pool: PagePool | None = None
+        self._window_pool: PagePool | None = None
+        self._repeats = False
+        """Whether the latest step was for layers that have lost their caches."""
         self._forget_pages()
 
     @property
@@ -252,6 +281,11 @@ class StepScheduler:
     def running(self) -> int:
         """Number of sequences that have pages."""
         return len(self._running)
+
+    @property
+    def growing(self) -> int:
+        """Number of sequences whose prompts are computed, so that they go on token by token."""
+        return sum(one.generates for one in self._running.values())
 
     @property
     def in_flight(self) -> int:
@@ -316,18 +350,32 @@ class StepScheduler:
         ready = self._reserve_next_rows()
         if not ready:
             return None
-        prompts = [one for one in ready if not one.generates]
-        most = self.limits.rows - bool(prompts)
-        chosen = self._choose_decode_rows([one for one in ready if one.generates], most, groups)
-        cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
-        chosen += self._choose_chunks(prompts, len(chosen), cost, groups)
+        repeating = [one for one in ready if one.repeats]
+        others = [one for one in ready if not one.repeats]
+        # In turn with the others, who would wait for all that is computed again otherwise.
+        self._repeats = bool(repeating) and not (self._repeats and others)
+        layers, cost = None, 0.0
+        if self._repeats:
+            chosen = self._choose_chunks(repeating, 0, 0.0, groups)
+            layers = max(self._lost_layers(one, rows) for one, rows in chosen)
+        else:
+            prompts = [one for one in others if not one.generates]
+            most = self.limits.rows - bool(prompts)
+            chosen = self._choose_decode_rows([one for one in others if one.generates], most, groups)
+            cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
+            chosen += self._choose_chunks(prompts, len(chosen), cost, groups)
         parts = tuple(self._part(one, rows) for one, rows in chosen)
         for one, _ in chosen:
-            one.lists.moved(one.page_keys(self.cache.page, one.position), one.position)
+            one.lists.moved(one.page_keys(self.cache.page, one.position), one.position, self._next)
         scored = tuple(part.sequence for part in parts if part.scored)
         self._flights[self._next] = _StepInFlight(scored, cost)
         self._next += 1
-        return DecodingStep(self._next - 1, parts)
+        return DecodingStep(self._next - 1, parts, layers)
+
+    def _lost_layers(self, one: _Generated, rows: int) -> int:
+        """Return how many layers, from the first, have lost one of the next pages of a sequence."""
+        page = self.cache.page
+        return one.lists.lost_layers(one.position // page, pages_of(one.position + rows, page))
 
     def finished(self, step: int, drawn: Mapping[int, int], ended: Collection[int] = ()) -> None:
         """Take the result of a step in flight.
@@ -377,33 +425,54 @@ class StepScheduler:
         one = self._running.get(sequence)
         return 0 if one is None else one.reused
 
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
-        """Forget all steps in flight and the contents of all pages: stages have lost their caches.
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+        """Forget all steps in flight, and what lost stages had in their caches.
 
-        Sequences go on behind the tokens that were drawn, all of which are computed again.
+        Sequences go on behind the tokens that were drawn. Full pages are kept if all steps that have filled
+        them have results; not where there are windows, as a step in flight may have written what they reach.
 
         Args:
             limits: Bounds of steps from now on, with the same context.
             cache: Pages of every block from now on.
+            lost: Number of layers, from the first, that have lost their caches; None if all have.
 
         Raises:
             InputError: One of the sequences can no longer fit the context or the cache.
         """
+        before, flights = self._pool, self._flights
+        if cache.window_pages or cache.page != self.cache.page or self._window_pool is not None:
+            lost = None
         self.limits, self.cache = limits, cache
         self._waiting = OrderedDict(self._running | self._waiting)
         self._running = {}
+        for one in self._waiting.values():
+            one.lists.give_back()
         self._forget_pages()
+        if lost is not None and before is not None and self._pool is not None:
+            before.restart(cache.pages, min(flights, default=self._next), lost)
+            self._pool = before
         for one in self._waiting.values():
             self.check(len(one.tokens), one.end - len(one.tokens))
-            self.repeated_tokens += one.position
+            self._count_lost(one)
             one.lost = max(one.lost, one.position)
-            one.lists, one.position, one.awaits = self._new_lists(), 0, False
+            one.lists, one.position, one.held, one.awaits = self._new_lists(), 0, 0, False
+
+    def _count_lost(self, one: _Generated) -> None:
+        """Count the tokens of a sequence that are to be computed again, and those that are not."""
+        kept = known = 0
+        if self._pool is not None:
+            keys = one.page_keys(self.cache.page, min(one.position, len(one.tokens) - 1))
+            kept, known = (count * self.cache.page for count in self._pool.known(keys))
+        self.repeated_tokens += one.position - kept
+        self.partly_repeated_tokens += known - kept
+        self.kept_tokens += kept
 
     def _forget_pages(self) -> None:
         self._pool = PagePool(self.cache.pages) if self.cache.pages else None
         self._window_pool = PagePool(self.cache.window_pages) if self.cache.window_pages else None
         self._window_reserved = 0
         self._flights: dict[int, _StepInFlight] = {}
+        self._repeats = False
         self._refused: tuple[int, ...] | None = None
         """Sequence that could not run, and what was free then: nothing is tried twice."""
 
@@ -443,7 +512,7 @@ class StepScheduler:
         enough = enough and self._window_reserved + need <= self.cache.window_pages
         if self._running and not enough:
             one.lists.give_back()
-            one.position = 0
+            one.position = one.held = 0
             self._refused = state
             return False
         self._window_reserved += need
@@ -456,18 +525,19 @@ class StepScheduler:
         Its last token is computed in any case, since it is scored.
         """
         keys = one.page_keys(self.cache.page, len(one.tokens) - 1)
-        one.position = one.lists.share(keys, one.position)
+        one.position, one.held = one.lists.share(keys, one.position)
 
     def _note_reused(self, one: _Generated, before: int) -> None:
         """Count the tokens over which a sequence has moved since it was at position ``before``."""
-        self.reused_tokens += one.position - before
+        reused = max(0, one.position - max(before, one.lost))
+        self.reused_tokens += reused
         if not one.yielded:
-            one.reused += one.position - before
+            one.reused += reused
 
     def _release(self, one: _Generated) -> None:
         """Give back what a sequence had while it ran."""
         one.lists.give_back()
-        one.position = 0
+        one.position = one.held = 0
         self._window_reserved -= self._window_need(one.end)
 
     def _yield(self, one: _Generated) -> None:
@@ -580,7 +650,7 @@ class StepScheduler:
             if coming.intersection(keys[:1]):
                 continue
             coming.update(keys)
-            wanted = min(rows, len(one.tokens) - one.position, limits.rows_for(budget, one.position))
+            wanted = min(rows, one.chunk_end - one.position, limits.rows_for(budget, one.position))
             if not chosen:
                 wanted = max(wanted, min(rows, 1))
             wanted = one.lists.room(one.position + max(wanted, 0)) - one.position

@@ -3,8 +3,11 @@
 Each stage needs to know, beside the hidden states, which rows belong to which sequence and where their pages
 are. The data rank says so in one tensor of int32, which every stage passes on:
 
-    sequences | position rows pages window-pages | ... | numbers of pages ... | numbers of window pages ...
-        1     |    4 for each sequence                 |  of one sequence after the other
+    sequences layers | position rows pages window-pages | ... | numbers of pages | numbers of window pages
+            2        |    4 for each sequence                 |  of one sequence after the other
+
+``layers`` is the number of layers, from the first, that compute the rows: after a loss, those behind them may
+know the rows already.
 
 A stage checks the tensor before native code sees it.
 """
@@ -21,9 +24,10 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import Count, Positive
 from pipeedge.models.layers.decoder import PAGE, StepRows
 
-__all__ = ["StepBounds", "pack_rows", "packed_length", "unpack_rows"]
+__all__ = ["StepBounds", "computing_layers", "pack_rows", "packed_length", "unpack_rows"]
 
-_COLUMNS = 4
+_HEAD, _COLUMNS = 2, 4
+_ALL_LAYERS: int = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,28 @@ class StepBounds:
 
 def packed_length(sequences: int, pages: int) -> int:
     """Return the number of values of a tensor of rows, with the ``pages`` of both kinds of all sequences."""
-    return 1 + _COLUMNS * sequences + pages
+    return _HEAD + _COLUMNS * sequences + pages
 
 
-def pack_rows(rows: Sequence[StepRows], into: torch.Tensor) -> None:
-    """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``."""
+def pack_rows(rows: Sequence[StepRows], into: torch.Tensor, layers: int | None = None) -> None:
+    """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``.
+
+    Args:
+        rows: The rows.
+        into: The tensor.
+        layers: Number of layers, from the first, that compute them; None for all.
+    """
     table = [(one.position, one.rows, len(one.pages), len(one.window_pages)) for one in rows]
-    parts = [np.array([len(rows)], np.int32), np.array(table, np.int32).ravel()]
+    head = (len(rows), _ALL_LAYERS if layers is None else layers)
+    parts = [np.array(head, np.int32), np.array(table, np.int32).ravel()]
     parts += [one.pages for one in rows]
     parts += [one.window_pages for one in rows]
     np.concatenate(parts, out=into.numpy())
+
+
+def computing_layers(tensor: torch.Tensor) -> int:
+    """Return how many layers, from the first, compute the rows of a step, of which the tensor is sound."""
+    return int(tensor[1])
 
 
 def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
@@ -68,14 +84,14 @@ def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
     Raises:
         PeerFailedError: The tensor is malformed, or has positions or pages beyond the ``bounds``.
     """
-    if tensor.dtype is not torch.int32 or tensor.dim() != 1 or not tensor.numel():
+    if tensor.dtype is not torch.int32 or tensor.dim() != 1 or tensor.numel() < _HEAD:
         raise PeerFailedError("a step does not say which rows belong to which sequence")
     values = tensor.contiguous().numpy()
     sequences = int(values[0])
-    head = 1 + _COLUMNS * sequences
+    head = _HEAD + _COLUMNS * sequences
     if not 0 < sequences <= bounds.sequences or head > len(values):
         raise PeerFailedError(f"a step claims {sequences} sequences")
-    table = values[1:head].reshape(sequences, _COLUMNS).astype(np.int64)
+    table = values[_HEAD:head].reshape(sequences, _COLUMNS).astype(np.int64)
     if (table < 0).any() or (table[:, 1] == 0).any() or table[:, 1].sum() > bounds.rows:
         raise PeerFailedError("a step claims an impossible number of rows")
     ends = table[:, 0] + table[:, 1]

@@ -96,8 +96,8 @@ class Lane:
         self._began_at = 0.0
         self._finished = self._state[2]
         """Seconds of each phase when the last microbatch was finished."""
-        self._items: tuple[int, list[float]] = (0, self._finished)
-        """Items of all finished microbatches, and ``_finished``; replaced as a whole."""
+        self._counted: tuple[int, list[float]] = (0, self._finished)
+        """Items of those finished microbatches that count, and their seconds; replaced as a whole."""
 
     def begin(self) -> None:
         """Begin with the first phase."""
@@ -114,11 +114,24 @@ class Lane:
         return now
 
     def finish(
-        self, number: int, items: int, size: int = 0, bits: float = AS_THEY_ARE_BITS, note: float = 0.0
+        self,
+        number: int,
+        items: int,
+        size: int = 0,
+        bits: float = AS_THEY_ARE_BITS,
+        note: float = 0.0,
+        *,
+        counts: bool = True,
     ) -> float:
-        """Finish a microbatch that put ``size`` bytes of ``bits`` bits a value on the link; return the time.
+        """Finish a microbatch; return the time.
 
-        ``note`` is for the observer: bytes received or right answers, depending on the lane.
+        Args:
+            number: Number of the microbatch.
+            items: Number of its items.
+            size: Bytes that it put on the link.
+            bits: Bits of each value there.
+            note: Number for the observer: bytes received or right answers, depending on the lane.
+            counts: Whether ``finished`` is to count it.
         """
         now = self.enter(self.phases[0])
         totals = self._state[2]
@@ -128,8 +141,11 @@ class Lane:
             self.fill_s = seconds[0]
             start += seconds[0]
             seconds = (0.0, *seconds[1:])
+        if counts:
+            counted, spent = self._counted
+            since = zip(spent, totals, self._finished, strict=True)
+            self._counted = counted + items, [before + now - then for before, now, then in since]
         self._finished = totals
-        self._items = (self._items[0] + items, totals)
         self.microbatches += 1
         row = Row(number, 1, items, size, bits, start, seconds)
         if self._observer is not None:
@@ -157,11 +173,11 @@ class Lane:
         return Tally(self.microbatches, self._finished[self._places[phase]])
 
     def finished(self) -> tuple[int, dict[ThreadState, float]]:
-        """Return the items of all finished microbatches, and the seconds of each phase until then.
+        """Return the items of all finished microbatches that count, and the seconds of each of their phases.
 
         Any thread may ask.
         """
-        items, seconds = self._items
+        items, seconds = self._counted
         return items, dict(zip(self.phases, seconds, strict=True))
 
     def totals(self) -> dict[ThreadState, float]:

@@ -22,6 +22,7 @@ __all__ = [
     "StageStats",
     "StageWork",
     "Tally",
+    "TextWork",
     "Windows",
     "csv_row",
     "energy_body",
@@ -97,7 +98,8 @@ class StageWork(Struct, frozen=True, array_like=True):
     bits: Annotated[int, Meta(ge=0, le=64)] = 0
     """Bits per value on its outgoing link."""
     items: Count = 0
-    """Number of items of the microbatches that it has finished."""
+    """Number of items of the microbatches that it has finished; those of a decoder that continue texts, as a
+    prompt takes another time."""
     compute_s: Amount = 0.0
     """Seconds spent computing them, without decoding and encoding."""
     link_items: Count = 0
@@ -111,6 +113,20 @@ class StageWork(Struct, frozen=True, array_like=True):
     def seconds(self) -> float:
         """Total of all parts, in seconds."""
         return self.busy_s + self.wait_input_s + self.wait_link_s
+
+
+class TextWork(Struct, frozen=True, array_like=True):
+    """Results of the steps of a decoder that continue texts, and read no prompts, until now."""
+
+    steps: Count = 0
+    rows: Count = 0
+    """Number of tokens that they have continued texts by."""
+    positions: Count = 0
+    """Number of tokens in front of all these rows."""
+    seconds: Amount = 0.0
+    """Seconds from the result before each to its own, as far as texts grew throughout."""
+    text_s: Amount = 0.0
+    """The same seconds, times the number of texts that grew."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Quantiles", "TextResult", "TokenFigures", "quantile"]
+from pipeedge.observe.metrics import TextWork
+
+__all__ = ["Quantiles", "StepPace", "TextResult", "TextState", "TokenFigures", "quantile"]
 
 _KEPT = 100_000
 """Number of times that are kept, the last ones of a longer run."""
@@ -103,12 +105,13 @@ class TokenFigures:
         """Tokens a second, without the first of each answer, while answers were written."""
         return self._later / self._writing.seconds if self._writing.seconds and self._later else None
 
-    def result(self, context: int, cache_bytes: Sequence[int]) -> TextResult:
+    def result(self, context: int, cache_bytes: Sequence[int], state: TextState) -> TextResult:
         """Return the figures of a run that has ended.
 
         Args:
             context: Longest sequence in tokens.
             cache_bytes: Size of the cache of each stage in bytes.
+            state: State of the queue at the end.
         """
         first, between = list(self.first_token_s), list(self.between_tokens_s)
         return TextResult(
@@ -120,7 +123,47 @@ class TokenFigures:
             between_tokens_s=Quantiles.of(between),
             context=context,
             cache_bytes=tuple(cache_bytes),
+            repeated_tokens=state.repeated_tokens,
+            partly_repeated_tokens=state.partly_repeated_tokens,
+            kept_tokens=state.kept_tokens,
         )
+
+
+@dataclass
+class StepPace:
+    """Results of the steps that only continue texts, told as they come."""
+
+    work: TextWork = field(default_factory=TextWork)
+    """Their sums; replaced as a whole."""
+    _since: float | None = None
+    """Time of the latest result, while texts have grown ever since."""
+    _growing: int = 0
+
+    def came(self, rows: int, positions: int | None, now: float, growing: int) -> None:
+        """Note the result of a step.
+
+        Args:
+            rows: Number of its rows.
+            positions: Number of tokens in front of all of them; None if it has read prompts.
+            now: Time in seconds.
+            growing: Number of texts that grow from now on.
+        """
+        since, texts = self._since, self._growing
+        self._since, self._growing = (now if growing else None), growing
+        if since is None or positions is None:
+            return
+        before, seconds = self.work, now - since
+        self.work = TextWork(
+            before.steps + 1,
+            before.rows + rows,
+            before.positions + positions,
+            before.seconds + seconds,
+            before.text_s + seconds * texts,
+        )
+
+    def pause(self) -> None:
+        """Note that the next result says nothing of the pace, as another plan begins."""
+        self._since = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +196,12 @@ class TextResult:
     """Longest sequence in tokens."""
     cache_bytes: tuple[int, ...]
     """Size of the cache of each stage in bytes, of which the system provides what is used."""
+    repeated_tokens: int = 0
+    """Number of tokens to be computed again because a rank was lost, or the plan has changed."""
+    partly_repeated_tokens: int = 0
+    """Number of those that only the first layers have computed again, as the others had kept their pages."""
+    kept_tokens: int = 0
+    """Number of tokens that no layer has computed again then, as all had kept their pages."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the figures as plain data for a report, without those that are not known."""
@@ -178,8 +227,14 @@ class TextState:
     """How often a sequence has yielded its pages to older ones."""
     repeated_tokens: int = 0
     """Number of tokens computed again because a rank was lost, or the plan has changed."""
+    partly_repeated_tokens: int = 0
+    """Number of those that only the first layers have computed again, as the others had kept their pages."""
+    kept_tokens: int = 0
+    """Number of tokens that no layer has computed again then, as all had kept their pages."""
     pages: int = 0
     free_pages: int = 0
     """Number of pages that no sequence needs."""
     kept_pages: int = 0
     """Number of those that hold beginnings of sequences."""
+    work: TextWork = field(default_factory=TextWork)
+    """Results of the steps that only continue texts."""

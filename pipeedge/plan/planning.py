@@ -19,6 +19,7 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.lanes import DEFAULT_ROWS
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
 from pipeedge.plan.prediction import Prediction
 from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.transport.base import Link
@@ -98,6 +99,11 @@ class Plan:
     """Bounds of the steps of a decoder; None for an encoder."""
     texts: TextLengths | None = None
     """Lengths of the texts of a decoder that the prediction is for; None if they are unknown."""
+    number: Count = 0
+    """Number of the plan; larger than those of plans before."""
+    since: tuple[Count, ...] = ()
+    """Number of the plan since which the process of each stage has had its layers in every plan; empty if no
+    plan came before."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -112,6 +118,8 @@ class Plan:
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
         check_lengths(self.lengths)
+        if self.since and len(self.since) != len(self.schedule.stages):
+            raise ValueError(f"{len(self.since)} ages of {len(self.schedule.stages)} stages")
 
     def links(self, model: Model | DecoderModel) -> list[Link]:
         """Return all links, in order: from the data rank to stage 0, from stage to stage, and back.
@@ -141,6 +149,15 @@ class Plan:
         if self.steps is None:
             raise TypeError("the plan of an encoder has no steps")
         return self.steps
+
+    @property
+    def cache_owners(self) -> CacheOwners | None:
+        """Stages of a decoder, and since when they have their caches; None if all of these are empty."""
+        if not self.since:
+            return None
+        stages = zip(self.schedule.stages, self.since, strict=True)
+        owners = tuple(CacheOwner(one.rank, one.layers, one.dtype, since) for one, since in stages)
+        return CacheOwners(self.number, owners)
 
     def measures(self, stage: int) -> bool:
         """Return whether receipts measure the link that leaves ``stage``.

@@ -351,6 +351,10 @@ def _text_lines(text: TextResult) -> Iterator[str]:
             yield f"{name:<11} {_seconds(times.p50)} median, {_seconds(times.p95)} at 95 %"
     sizes = ", ".join(f"{_format_amount(size)}B" for size in text.cache_bytes)
     yield f"{'cache':<11} {sizes} for contexts of {count(text.context, 'token')}"
+    if text.repeated_tokens or text.kept_tokens:
+        again, partly = count(text.repeated_tokens, "token"), figure(text.partly_repeated_tokens)
+        kept = figure(text.kept_tokens)
+        yield f"{'again':<11} {again} computed ({partly} by the first layers alone), {kept} kept in the cache"
 
 
 _LISTED = 20

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, TypeVar
 
 from pipeedge.control.liveness import Loading, RankStatus
-from pipeedge.observe.metrics import StageWork
+from pipeedge.observe.metrics import StageWork, TextWork
 
 __all__ = ["Activity", "Load"]
 
@@ -81,6 +81,7 @@ class Activity:
         self._work: Callable[[], StageWork] | None = None
         self._is_idle: Callable[[], bool] = lambda: False
         self._lengths: Callable[[], str | None] = lambda: None
+        self._text: Callable[[], TextWork | None] = lambda: None
         self._parts: tuple[Activity, ...] = ()
 
     def part(self) -> Activity:
@@ -143,15 +144,22 @@ class Activity:
         with self._lock:
             self._work = work
 
-    def feeder(self, is_idle: Callable[[], bool], lengths: Callable[[], str | None]) -> None:
+    def feeder(
+        self,
+        is_idle: Callable[[], bool],
+        lengths: Callable[[], str | None],
+        text: Callable[[], TextWork | None],
+    ) -> None:
         """Set the functions that say what is known of the input.
 
         Args:
             is_idle: Tells whether the pipeline is empty and its input may go on later.
             lengths: Returns the histogram of the lengths of the sentences that have come lately, or None.
+            text: Returns what is known of the steps that continue texts; None if there are none.
         """
         self._is_idle = is_idle
         self._lengths = lengths
+        self._text = text
 
     def status(self) -> RankStatus:
         """Return the activity of this moment, with that of all parts."""
@@ -174,6 +182,7 @@ class Activity:
                 idle=idle,
                 loading=self._loads[0].status() if self._loads else None,
                 lengths=self._lengths(),
+                text=self._text(),
             )
 
 
@@ -194,4 +203,5 @@ def _together(*statuses: RankStatus) -> RankStatus:
         idle=any(one.idle for one in statuses),
         loading=next((one.loading for one in statuses if one.loading is not None), None),
         lengths=next((one.lengths for one in reversed(statuses) if one.lengths is not None), None),
+        text=next((one.text for one in reversed(statuses) if one.text is not None), None),
     )

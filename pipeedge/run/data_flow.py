@@ -191,8 +191,11 @@ def make_data_flow(
     feed_lane = Lane(LaneId(LaneKind.FEED), FEED, time.perf_counter, plan.record_rows)
     feeder = Feeder(feed, activity, feed_lane, unbound if outgoing is None else outgoing.reserve)
     # Those of an input that has an end are in the plan.
+    text = data.text
     activity.feeder(
-        lambda: feeder.is_idle, lambda: data.source.lengths if data.source.total is None else None
+        lambda: feeder.is_idle,
+        lambda: data.source.lengths if data.source.total is None else None,
+        lambda: None if text is None else text().work,
     )
     observer = _OutputObserver(feeder, monitor) if monitor.wants_samples else None
     collector = Collector(

@@ -8,6 +8,7 @@ a better schedule ────────────────────�
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -104,6 +105,7 @@ class Decider:
         self._facts: dict[int, Options] = {}
         self._plan: Plan | None = None
         self._held = Held()
+        self._numbers = itertools.count(1)  # of plans
         self._unlikeness: str | None = None
         self.limits: Choice | None = None
         """What was chosen with the first plan within which limits, which hold for all that follow."""
@@ -211,6 +213,8 @@ class Decider:
         if before is None:
             return Refusal(f"{wanted.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.model
+        for rank in wanted.lost:
+            self._held.forget(rank)
         planned = plan_schedule_again(
             request, model, before, facts, self._held, self.as_measured, self.limits
         )
@@ -265,11 +269,11 @@ class Decider:
             steps = self._steps(before, planned.schedule, self._facts)
         except InfeasibleError as error:
             return Dropped(str(error))
-        plan = _following(before, planned, steps, cause)
+        plan = self._numbered(_following(before, planned, steps, cause))
         outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         if isinstance(outcome, Switched) and self._plan is announced:  # otherwise a rank was lost since then
             self._plan = plan
-            self._held.loads(plan.schedule)
+            self._held.loads(plan.schedule, plan.number)
         return outcome
 
     def review(self, rank: int, facts: Options) -> str | None:
@@ -290,9 +294,14 @@ class Decider:
         self._unlikeness = unlike
 
     def _announced(self, plan: Plan) -> Announcement[Plan]:
-        self._plan = plan
-        self._held.loads(plan.schedule)
+        self._plan = plan = self._numbered(plan)
+        self._held.loads(plan.schedule, plan.number)
         return _announcement(plan)
+
+    def _numbered(self, plan: Plan) -> Plan:
+        """Return a plan with the next number."""
+        number = next(self._numbers)
+        return dataclasses.replace(plan, number=number, since=self._held.since(plan.schedule, number))
 
 
 def _following(
@@ -308,6 +317,7 @@ def _following(
         schedule=planned.schedule,
         prediction=planned.prediction,
         steps=steps,
+        since=(),
         cause=cause,
         lost=lost,
     )

@@ -59,7 +59,7 @@ class EpochLog:
         self._has_stopped = False  # two epochs stop together if the plan was about to change
         self._silent_since: float | None = None
         self._repeated = 0  # since then
-        self._repeated_tokens = 0  # before that, where text is generated
+        self._repeated_tokens = self._kept_tokens = 0  # before that, where text is generated
         self._record: EpochRecord | None = None
         self._prepared_at = 0.0
 
@@ -159,9 +159,7 @@ class EpochLog:
                 return
             collected.epochs[-1] = replace(record, filling_s=max(0.0, at - now))
             seconds = at - self._silent_since
-            self._context.warn(
-                f"the run goes on after {seconds:.1f} s without a result; {self._again()} computed again"
-            )
+            self._context.warn(f"the run goes on after {seconds:.1f} s without a result; {self._again()}")
             if self._watcher is not None:
                 self._watcher.goes_on(seconds, self._repeated)
             self._silent_since, self._repeated = None, 0
@@ -176,10 +174,11 @@ class EpochLog:
     def _again(self) -> str:
         """Return what is computed again since results were missing, in the units of the run."""
         if self._text is None:
-            return count(self._repeated, "microbatch")
-        tokens = self._text().repeated_tokens
-        again, self._repeated_tokens = tokens - self._repeated_tokens, tokens
-        return count(again, "token")
+            return f"{count(self._repeated, 'microbatch')} computed again"
+        now = self._text()
+        again, kept = now.repeated_tokens - self._repeated_tokens, now.kept_tokens - self._kept_tokens
+        self._repeated_tokens, self._kept_tokens = now.repeated_tokens, now.kept_tokens
+        return f"{count(again, 'token')} computed again{f', {kept} kept' if kept else ''}"
 
 
 def _predicted(plan: Plan) -> float | None:

@@ -197,6 +197,7 @@ def link_stage(
         decode,
         encode,
         lambda: (bits.latest if bits is not None else 0) or plain_bits,
+        _counts(stage.compute),
     )
     lane = Lane(
         LaneId.stage(number), STAGE, time.perf_counter, plan.record_rows, computed if wants_samples else None
@@ -224,6 +225,12 @@ def _make_encoder(
         rank=plan.schedule.stages[stage].rank,
         kind=_latest_kind(compute),
     )
+
+
+def _counts(compute: Callable[[Packet], Packet]) -> Callable[[], bool]:
+    """Return what tells whether the latest microbatch counts: of a decoder, one that has read no prompt."""
+    latest_kind = _latest_kind(compute)
+    return lambda: latest_kind() == 0
 
 
 def _latest_kind(compute: Callable[[Packet], Packet]) -> Callable[[], int]:

@@ -142,9 +142,9 @@ def begin_text(
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
     places = 0 if alone else len(stages)
     if is_change:
-        queue.change(plan.step_bounds, places, model.window)
+        queue.change(plan.step_bounds, places, model.window, plan.cache_owners)
     else:
-        queue.begin(ends, plan.step_bounds, places, model.window)
+        queue.begin(ends, plan.step_bounds, places, model.window, plan.cache_owners)
 
 
 def load_ends(context: RankContext, plan: Plan) -> DecoderEnds:

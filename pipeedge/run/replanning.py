@@ -35,14 +35,38 @@ class Held:
 
     def __init__(self) -> None:
         self._stages: dict[int, StagePlan] = {}
+        self._since: dict[int, int] = {}
+        """Plan since which each rank of the latest plan has had its layers in every plan."""
 
-    def loads(self, schedule: Schedule) -> None:
-        """Note that the ranks of a schedule load their layers, in place of what they had."""
+    def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
+        """Return since which plan each rank of a schedule has had its layers in every plan.
+
+        Args:
+            schedule: The schedule.
+            number: Number of its plan, larger than those before.
+        """
+        return tuple(
+            self._since.get(stage.rank, number) if self._has(stage) else number for stage in schedule.stages
+        )
+
+    def _has(self, stage: StagePlan) -> bool:
+        known = self._stages.get(stage.rank)
+        return known is not None and (known.layers, known.dtype) == (stage.layers, stage.dtype)
+
+    def loads(self, schedule: Schedule, number: int) -> None:
+        """Note that the ranks of a schedule load their layers, in place of what they had.
+
+        Args:
+            schedule: The schedule.
+            number: Number of its plan.
+        """
+        self._since = dict(zip(schedule.ranks, self.since(schedule, number), strict=True))
         self._stages |= {stage.rank: stage for stage in schedule.stages}
 
     def forget(self, rank: int) -> None:
-        """Note that another process has the number ``rank``."""
+        """Note that another process has the number ``rank``, or none."""
         self._stages.pop(rank, None)
+        self._since.pop(rank, None)
 
     def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
         """Return a rank that is left, with what it has loaded."""

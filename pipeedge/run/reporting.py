@@ -88,7 +88,8 @@ def _text_result(context: RankContext, plan: Plan, data: DataFlow) -> TextResult
     if not isinstance(queue, StepQueue) or not isinstance(model, DecoderModel):
         return None
     bounds = plan.step_bounds
-    return queue.figures.result(bounds.context, stage_cache_bytes(model, plan.schedule, bounds))
+    sizes = stage_cache_bytes(model, plan.schedule, bounds)
+    return queue.figures.result(bounds.context, sizes, queue.state())
 
 
 def _planned_cache_bytes(context: RankContext, plan: Plan) -> float:

@@ -11,8 +11,8 @@ The thread that feeds takes the next step of the scheduler, and waits where ther
 collects scores the rows that decide a token, and tells the scheduler at once. Whoever listens to a sequence
 is told afterwards, in that thread.
 
-All that decides a text is here: tokens, random numbers, penalties, structures, stop strings. So a new epoch,
-whose stages have empty pages, computes the tokens of each sequence once more and goes on behind the last one:
+All that decides a text is here: tokens, random numbers, penalties, structures, stop strings. So a new epoch
+computes once more what its stages have lost of the tokens of each sequence, and goes on behind the last one:
 what was told is never drawn again.
 """
 
@@ -46,7 +46,8 @@ from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
 from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.observe.token_figures import TextState, TokenFigures
+from pipeedge.observe.token_figures import StepPace, TextState, TokenFigures
+from pipeedge.plan.cache_owners import CacheOwners
 
 __all__ = ["KeptAnswer", "Listener", "StepBatch", "StepGroup", "StepQueue", "StepStream"]
 
@@ -121,7 +122,7 @@ class StepGroup(Group):
             )
             for part in parts
         ]
-        pack_rows(rows, table)
+        pack_rows(rows, table, self.step.layers)
         return StepBatch(payload, (), (), (self.step.number,), step=self.step)
 
 
@@ -226,6 +227,7 @@ class StepQueue:
         self.kept: dict[int, KeptAnswer] = {}
         """What is kept, by the number of the prompt."""
         self.figures = TokenFigures()
+        self._pace = StepPace()
         self.started = threading.Event()
         """Set once the pipeline is ready, or will never be."""
         self._texts = texts
@@ -241,8 +243,10 @@ class StepQueue:
         """Measurement at the start, until it is over."""
         self._ends: DecoderEnds | None = None
         self._bounds: StepBounds | None = None
-        self._following: tuple[StepLimits, CacheSize] | None = None
-        """Bounds of steps, and pages, of the plan that is to take over."""
+        self._owners: CacheOwners | None = None
+        """Stages for which the latest steps were made."""
+        self._following: tuple[StepLimits, CacheSize, CacheOwners | None] | None = None
+        """Bounds of steps, pages and stages of the plan that is to take over."""
         self._drains = False
         self._closed = False
         self.error: BaseException | None = None
@@ -254,16 +258,24 @@ class StepQueue:
         """Embedding and head, once there is a plan."""
         return self._ends
 
-    def begin(self, ends: DecoderEnds, bounds: StepBounds, stages: int, window: int) -> None:
+    def begin(
+        self,
+        ends: DecoderEnds,
+        bounds: StepBounds,
+        stages: int,
+        window: int,
+        owners: CacheOwners | None = None,
+    ) -> None:
         """Take what a plan has decided, before anything is submitted or after an epoch has stopped.
 
-        Stages then have empty pages, so sequences that go on compute all of their tokens once more.
+        Sequences that go on compute once more what stages have lost of their tokens.
 
         Args:
             ends: Embedding and head.
             bounds: Bounds of steps, with the context that was promised to the sequences that are here.
             stages: Number of stages, or 0 if the data rank computes all layers.
             window: Widest window of a block, or 0.
+            owners: The stages, and since when they have their caches; None if all of these are empty.
         """
         limits, cache = self._limits(bounds, stages, window)
         with self._changed:
@@ -271,13 +283,14 @@ class StepQueue:
             if self._scheduler is None:
                 self._scheduler = self._make_scheduler(limits, cache)
                 self._trial = StepTrial(limits, cache) if self.measures else None
+                self._owners = owners
             else:
-                self._restart(self._scheduler, limits, cache)
+                self._restart(self._scheduler, limits, cache, owners)
 
-    def change(self, bounds: StepBounds, stages: int, window: int) -> None:
+    def change(self, bounds: StepBounds, stages: int, window: int, owners: CacheOwners | None = None) -> None:
         """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
         with self._changed:
-            self._following = self._limits(bounds, stages, window)
+            self._following = (*self._limits(bounds, stages, window), owners)
 
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         """Wait until all steps of the plan before have results, then go on with the one that takes over.
@@ -312,13 +325,18 @@ class StepQueue:
             limits = replace(limits, slowdown=math.inf)
         return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
 
-    def _restart(self, scheduler: StepScheduler, limits: StepLimits, cache: CacheSize) -> None:
+    def _restart(
+        self, scheduler: StepScheduler, limits: StepLimits, cache: CacheSize, owners: CacheOwners | None
+    ) -> None:
         """Go on with other stages; measuring again would keep those waiting whose text has stopped."""
         if self._trial is not None:
             scheduler.begin(limits, self._trial.steps)
             self._trial = None
+        self._pace.pause()
         known = scheduler.limits
-        scheduler.restart(replace(limits, times=known.times, attention=known.attention), cache)
+        lost = None if owners is None else owners.lost_since(self._owners)
+        scheduler.restart(replace(limits, times=known.times, attention=known.attention), cache, lost)
+        self._owners = owners
 
     @property
     def context(self) -> int:
@@ -399,9 +417,12 @@ class StepQueue:
                 reused_tokens=scheduler.reused_tokens,
                 yields=scheduler.yields,
                 repeated_tokens=scheduler.repeated_tokens,
+                partly_repeated_tokens=scheduler.partly_repeated_tokens,
+                kept_tokens=scheduler.kept_tokens,
                 pages=scheduler.cache.pages or scheduler.cache.window_pages,
                 free_pages=scheduler.free_pages,
                 kept_pages=scheduler.kept_pages,
+                work=self._pace.work,
             )
 
     def drain(self) -> None:
@@ -535,6 +556,7 @@ class StepQueue:
             for number in ended:
                 if self._sequences.pop(number, None) is not None:
                     self.figures.ended(number, now)
+            self._pace.came(step.rows, step.positions, now, self._scheduler.growing)
             self._changed.notify_all()
         for tell in told:
             tell()

@@ -126,8 +126,13 @@ class Outgoing:
         """Reserve memory of the link for the payload of the next packet; blocks while the link is full."""
         return self._sender.reserve(specs)
 
-    def send(self, packet: Packet) -> int:
-        """Put ``packet`` on the link and return its bytes there; blocks while the link is full."""
+    def send(self, packet: Packet, *, counts: bool = True) -> int:
+        """Put ``packet`` on the link and return its bytes there; blocks while the link is full.
+
+        Args:
+            packet: The packet.
+            counts: Whether ``crossed`` is to count it.
+        """
         started = self._clock()
         if self._peer is not None:
             # Before it is posted: a dead link that lost the notice of room blocks here, and must be noticed.
@@ -138,7 +143,8 @@ class Outgoing:
             return 0
         self.bytes.add(shipment.bytes)
         if self._receipts:
-            self._watched.put(_SentPacket(self._sent, packet.number, packet.items, self._clock(), shipment))
+            items = packet.items if counts else None
+            self._watched.put(_SentPacket(self._sent, packet.number, items, self._clock(), shipment))
             return shipment.bytes
         if started >= self._watch_at or (self._lane is not None and self._lane.wants_all):
             self._watch_next, self._watch_at = 2, started + _WATCH_S
@@ -181,7 +187,8 @@ class Outgoing:
             now = self._clock()
             seconds = receipt.link_seconds(now - watched.started)
             self.seconds.add(seconds)
-            self.crossed = Tally(self.crossed.count + watched.items, self.crossed.total + seconds)
+            if watched.items is not None:
+                self.crossed = Tally(self.crossed.count + watched.items, self.crossed.total + seconds)
             self._link_seconds.append(seconds)
             if seconds > 0:
                 self.best_bytes_per_s = max(self.best_bytes_per_s, size / seconds)
@@ -210,7 +217,8 @@ class _SentPacket:
     number: int
     """Number among the packets sent, from 1."""
     microbatch: int
-    items: int
+    items: int | None
+    """Number of items, or None if it is not to be counted."""
     started: float
     """Time when posting began; on a link with receipts, when it ended."""
     shipment: Shipment
@@ -227,6 +235,8 @@ class StageSteps:
     """Encodes what a compressed link takes away, or None."""
     bits: Callable[[], float] = lambda: AS_THEY_ARE_BITS
     """Returns the bits per value on the outgoing link."""
+    counts: Callable[[], bool] = lambda: True
+    """Returns whether the latest microbatch is of the kind by which plans are compared."""
 
 
 def _unchanged(packet: Packet) -> Packet:
@@ -293,8 +303,9 @@ class StageLoop:
                 failure.microbatch = packet.number
                 raise failure from error
             self._activity.computed(self.lane.enter(ThreadState.WAIT_LINK) - started)
-            size = self._outgoing.send(packet)
-            self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came)
+            counts = self._steps.counts()
+            size = self._outgoing.send(packet, counts=counts)
+            self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came, counts=counts)
         self.ended.set()
         self._outgoing.finish()
 

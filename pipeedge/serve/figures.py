@@ -86,6 +86,13 @@ def _of_text(queue: TextState) -> Iterator[str]:
         ("completion_tokens_total", "counter", "Tokens that were generated", queue.completion_tokens),
         ("reused_tokens_total", "counter", "Tokens of equal beginnings, not computed", queue.reused_tokens),
         ("repeated_tokens_total", "counter", "Tokens computed again after losses", queue.repeated_tokens),
+        (
+            "partly_repeated_tokens_total",
+            "counter",
+            "Tokens of these that only the first layers computed",
+            queue.partly_repeated_tokens,
+        ),
+        ("kept_tokens_total", "counter", "Tokens not computed again after losses", queue.kept_tokens),
         ("yields_total", "counter", "Times that an answer gave its pages to older ones", queue.yields),
         ("cache_pages", "gauge", "Pages of the cache", queue.pages),
         ("cache_pages_free", "gauge", "Pages of the cache that no answer needs", queue.free_pages),

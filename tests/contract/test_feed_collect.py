@@ -147,7 +147,7 @@ def test_a_rank_is_idle_only_while_nothing_is_under_way_and_more_may_come() -> N
     items, stream = NumberedItems(3, lambda index: None), QueuedStream()
     inwards, outwards, activity, crew = LocalLink(), LocalLink(), Activity(), Crew()
     feeder = Feeder(Feed(stream, 3), activity)
-    activity.feeder(lambda: feeder.is_idle, lambda: None)
+    activity.feeder(lambda: feeder.is_idle, lambda: None, lambda: None)
     assert not activity.status().idle  # it has not begun
     with ResultWriter(None, find_model("vit-digits"), None) as sink:
         collector = Collector(

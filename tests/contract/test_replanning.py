@@ -50,7 +50,7 @@ class Again:
             self.planned.schedule, 0, 40, 8, None, self.planned.prediction, goes_on=True, cause="why"
         )
         self.held = Held()
-        self.held.loads(self.planned.schedule)
+        self.held.loads(self.planned.schedule, 1)
 
     def __call__(
         self, left: dict[int, dict[str, Any]], as_measured: PlanAsMeasured | None = None
@@ -160,7 +160,7 @@ def test_scheduler_plans_for_the_hosts_that_are_left_and_layers_that_are_loaded_
         )
     )
     assert {one, other} <= set(swapped.ranks)
-    again.held.loads(swapped)
+    again.held.loads(swapped, 2)
     assert stages(again(left)) == [(stage.rank, str(stage.layers)) for stage in swapped.stages]
     # What is known of the hosts' speed comes first.
     heard = []

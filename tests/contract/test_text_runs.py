@@ -209,18 +209,27 @@ class Changer:
 
 
 def test_answers_are_the_same_when_the_plan_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers move between ranks that all go on, and the steps before the change end in the plan before."""
+    """Layers move between ranks that all go on, and the steps before the change end in the plan before.
+
+    Then the last stage keeps its layers, and so do all stages.
+    """
     ask = {"ignore_eos": True, "max_tokens": 200}
     rows = [{"prompt": f"{n} 5 {n}", "temperature": n % 2, "n": 1 + n % 2, **ask} for n in range(6)]
     prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     options = ("--input", prompts, "--quiet", "-u", 4, "--timeout", 30)
     (alone,) = run_ranks(1, *options, "--output", outputs[0])
-    changer = Changer(monkeypatch, [[(1, 4, 0), (5, 16, 2)], [(1, 7, 1), (8, 11, 0), (12, 16, 2)]], 100)
-    ranks = run_ranks(3, *options, "-pt", "1,8,9,16", "-r", "0,1", "--output", outputs[1])
+    three = [(1, 7, 1), (8, 11, 0), (12, 16, 2)]
+    plans = [[(1, 4, 0), (5, 16, 2)], three, [(1, 5, 0), (6, 11, 1), (12, 16, 2)]]
+    changer = Changer(monkeypatch, [*plans, plans[-1]], 80)
+    report = ("--report", tmp_path / "report.json")
+    ranks = run_ranks(3, *options, "-pt", "1,8,9,16", "-r", "0,1", "--output", outputs[1], own=report)
     assert [rank.error for rank in (alone, *ranks)] == [None] * 4
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
-    assert [type(outcome) for outcome in changer.outcomes] == [Switched] * 2
+    assert [type(outcome) for outcome in changer.outcomes] == [Switched] * 4
+    told = json.loads((tmp_path / "report.json").read_text())["text"]
+    assert 0 < told["partly_repeated_tokens"] < told["repeated_tokens"]
+    assert told["kept_tokens"] > 0
 
 
 def test_a_run_goes_on_by_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from pipeedge.base.payload import Payload
+from pipeedge.base.schedule import Schedule
 from pipeedge.control.admission import Attendance, Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
@@ -63,6 +64,7 @@ from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
 from pipeedge.run.ledger import Arrival, Ledger
+from pipeedge.run.replanning import Held
 from pipeedge.run.step_queue import Listener, StepGroup, StepQueue
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
@@ -624,7 +626,7 @@ class GivesUpWithoutThePages(StepQueue):
 class TakesOverBeforeTheFormerEnds(StepQueue):
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         if self._scheduler is not None and self._following is not None:
-            self._scheduler.restart(*self._following)
+            self._restart(self._scheduler, *self._following)
 
 
 class TakesOverThePages(StepQueue):
@@ -637,7 +639,7 @@ class TakesOverThePages(StepQueue):
 class KeepsPages(StepScheduler):
     """Takes the tokens before a loss for computed."""
 
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         self.limits, self.cache = limits, cache
         self._flights.clear()
         for one in self._running.values():
@@ -645,41 +647,41 @@ class KeepsPages(StepScheduler):
 
 
 class SharesPagesOfLostStages(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         for one in self._running.values():
             one.lists.give_back()
         pool = self._pool
-        super().restart(limits, cache)
+        super().restart(limits, cache, lost)
         self._pool = pool
         for one in self._waiting.values():
             one.lists = self._new_lists()
 
 
 class ForgetsTheLastToken(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
-        super().restart(limits, cache)
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+        super().restart(limits, cache, lost)
         for one in self._waiting.values():
             if len(one.tokens) > 1:
                 one.tokens.pop()
 
 
 class ForgetsThoseWhoWait(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         self._waiting.clear()
-        super().restart(limits, cache)
+        super().restart(limits, cache, lost)
 
 
 class KeepsStepsInFlight(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         flights = self._flights
-        super().restart(limits, cache)
+        super().restart(limits, cache, lost)
         self._flights = flights
 
 
 class GoesOnInEmptyPages(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         positions = {number: one.position for number, one in self._running.items()}
-        super().restart(limits, cache)
+        super().restart(limits, cache, lost)
         for number, position in positions.items():
             one = self._waiting[number]
             one.lists.reserve(position)
@@ -687,16 +689,54 @@ class GoesOnInEmptyPages(StepScheduler):
 
 
 class WaitsForALostToken(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
         awaiting = [one for one in self._running.values() if one.awaits]
-        super().restart(limits, cache)
+        super().restart(limits, cache, lost)
         for one in awaiting:
             one.awaits = True
 
 
 class KeepsTheFormerBounds(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize) -> None:
-        super().restart(self.limits, self.cache)
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+        super().restart(self.limits, self.cache, lost)
+
+
+class TakesLostPagesForKept(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+        super().restart(limits, cache, 0)
+
+
+class KeepsPagesOfStepsInFlight(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+        self._flights.clear()
+        super().restart(limits, cache, lost)
+
+
+class LeavesOutTheLastLostStage(StepScheduler):
+    def _lost_layers(self, one: Any, rows: int) -> int:
+        return super()._lost_layers(one, rows) - 1
+
+
+class TakesStalePagesForKnown(StepScheduler):
+    def _share(self, one: Any) -> None:
+        super()._share(one)
+        one.position = max(one.position, one.held)
+
+
+class TakesANewProcessForTheFormer(Held):
+    def forget(self, rank: int) -> None:
+        pass
+
+
+class TakesLoadedLayersForOldOnes(Held):
+    def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
+        return (1,) * len(schedule.stages)
+
+
+class ComparesWithAPlanThatHasNotRun(StepQueue):
+    def change(self, *plan: Any) -> None:
+        super().change(*plan)
+        self._owners = plan[-1]
 
 
 _RARE: Mapping[str, int] = {
@@ -733,6 +773,7 @@ _SEAMS: Mapping[type, Callable[[type], dict[str, Any]]] = {
     Ledger: lambda bug: {"ledger": bug},
     StepQueue: lambda bug: {"queue": bug, "text": True},
     StepScheduler: lambda bug: {"scheduler": bug, "text": True},
+    Held: lambda bug: {"held": bug, "text": True},
 }
 """Where a bug in a class of the product is planted."""
 

@@ -12,7 +12,7 @@ from pipeedge.base.fields import encode, reader
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
-from pipeedge.control.changing import RunSnapshot
+from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.control.epochs import Step
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import TO_HUB, Abort, Beat, Facts, Message, Verdict
@@ -48,6 +48,10 @@ class HubShell:
         self._stops_since: float | None = None
         self._reviewed: set[int] = set()
         self._planned = False
+        self._held = world.rules.held()
+        self._number = self._announced = 0  # of the latest plan, and of the latest that was announced
+        self._changing: tuple[Schedule, int, int] | None = None
+        self._waits_for_note = False
         self.changes = 0
         """Number of changes that were asked for."""
 
@@ -157,7 +161,24 @@ class HubShell:
         elif self._stops_since is None:
             self._stops_since = world.now
         self._seen = step
+        self._note_change()
         world.ambush()
+
+    def _note_change(self) -> None:
+        """Note what ranks have loaded for a change, unless another plan was announced meanwhile."""
+        outcome = self.state.change_outcome()
+        if self._changing is None or outcome is None:
+            return
+        loads, self._changing = self._changing, None
+        if isinstance(outcome, Switched):
+            self._waits_for_note = True
+            self.world.after(self.world.chance.choice((0.0, 0.3)), self._note_loads, *loads)
+
+    def _note_loads(self, schedule: Schedule, number: int, announced: int) -> None:
+        self._waits_for_note = False
+        if announced == self._announced:
+            self._announced = number
+            self._held.loads(schedule, number)
 
     def _check_verdict(self) -> None:
         """Check that the run ended for a reason."""
@@ -192,7 +213,7 @@ class HubShell:
         if not self._planned:
             if roster.facts() is None or self.is_over:
                 return
-            decision = self._plan(roster.members)
+            decision = self._announce(roster.members)
             self._deciding = True
             world.after(world.chance.choice((0.0, 0.1)), self._plan_first, decision)
             return
@@ -230,6 +251,7 @@ class HubShell:
     def _review(self, newcomer: Newcomer) -> None:
         self._deciding = False
         self._reviewed.add(newcomer.connection)
+        self._held.forget(newcomer.rank)
         self._follow(self.state.judge_newcomer(newcomer.connection, None, self.world.now))
 
     def _plan_again(self, wanted: Wanted, decision: Announcement[Raw] | Failure) -> None:
@@ -251,21 +273,35 @@ class HubShell:
             return
         self._check_facts(since)
         decision = self._plan({rank: since.members[rank] for rank in since.facts})
-        if isinstance(decision, Announcement):
-            self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, since, decision)
+        if isinstance(decision, Announcement) and self._schedule is not None:
+            loads = (self._schedule, self._number, self._announced)
+            self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, since, decision, loads)
 
-    def _changed(self, since: RunSnapshot, decision: Announcement[Raw]) -> None:
-        if self.changes and self.state.change_outcome() is None:
+    def _changed(
+        self, since: RunSnapshot, decision: Announcement[Raw], loads: tuple[Schedule, int, int]
+    ) -> None:
+        if (self.changes and self.state.change_outcome() is None) or self._waits_for_note:
             return  # one change at a time
         if self.state.plans.can_change:
             self.world.note("change", read_plan(decision.plan))
         self.changes += 1
+        self._changing = loads
         self._follow(self.state.change(since, decision, self.world.now))
 
     # -- plans ------------------------------------------------------------------------------------
 
     def _plan_for(self, wanted: Wanted) -> Announcement[Raw] | Failure:
-        return self._plan({rank: wanted.members[rank] for rank in wanted.facts})
+        for rank in wanted.lost:
+            self._held.forget(rank)
+        return self._announce({rank: wanted.members[rank] for rank in wanted.facts})
+
+    def _announce(self, here: Members) -> Announcement[Raw] | Failure:
+        """Return the next plan, which ranks are to load in place of what they have."""
+        decision = self._plan(here)
+        if isinstance(decision, Announcement) and self._schedule is not None:
+            self._announced = self._number
+            self._held.loads(self._schedule, self._number)
+        return decision
 
     def _plan(self, here: Members) -> Announcement[Raw] | Failure:
         """Return stages that cover all layers."""
@@ -283,7 +319,10 @@ class HubShell:
         data = (limits.data_rank, here[limits.data_rank])
         participants = tuple(sorted({limits.data_rank, *found.ranks}))
         pages = {} if self.world.text is None else {"pages": self.world.chance.randint(PAGES, MOST_PAGES)}
-        plan = Raw(encode({"stages": stages, "data": data, **pages}))
+        self._number += 1
+        since = self._held.since(found, self._number)
+        body = {"stages": stages, "data": data, **pages, "number": self._number, "since": since}
+        plan = Raw(encode(body))
         return Announcement(plan, participants, data_rank=limits.data_rank, goes_on=limits.goes_on)
 
     def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:

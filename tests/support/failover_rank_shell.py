@@ -225,6 +225,17 @@ class Turn:
         world.threads.start(process, lambda: process.load(self.epoch))
         process.disk.wait_for(lambda: self.stopped or self.error or not process.loads)
         self.check()
+        if self.stage is not None:
+            self.keep_pages(self.plan.stages[self.stage][2:])
+
+    def keep_pages(self, layers: tuple[int, int]) -> None:
+        """Keep the caches of the layers of this epoch, and of those that compute meanwhile, as ranks do."""
+        pages, before = self.process.pages, self.before
+        kept = {layers: pages[layers] if layers in pages else empty_pages(self.process.number)}
+        if before is not None and before.stage is not None:
+            present = before.plan.stages[before.stage][2:]
+            kept[present] = pages[present]
+        self.process.pages = kept
 
     def accept(self, link: int) -> None:
         self.closed.discard(link)
@@ -248,7 +259,7 @@ class Turn:
         feed = Feed(self.input, ITEMS, torch.float32, ledger, takes_over=takes_over)  # type: ignore[arg-type]
         end: Any = None if self.stage == 0 else OutgoingEnd(self, 0)
         feeder = Feeder(feed, self.activity, reserve=unbound if end is None else end.reserve)
-        self.activity.feeder(lambda: feeder.is_idle, lambda: None)
+        self.activity.feeder(lambda: feeder.is_idle, lambda: None, lambda: None)
         sink: Any = Sink(self) if self.world.text is None else TextSink(self)
         incoming: Any = IncomingEnd(self, len(self.plan.stages))
         collector = Collector(feeder, incoming, Collection(sink, counts_accuracy=False, epoch=self.epoch))
@@ -278,8 +289,8 @@ class Turn:
             if world.text is None:
                 self.post(at + 1, (number, [*way, first, stop]))
             else:
-                pages = self.process.pages.setdefault((first, stop), empty_pages(self.process.number))
-                self.post(at + 1, (number, compute_step(pages, bounds(self.plan.pages), way, first, stop)))
+                pages, plan = self.process.pages[first, stop], bounds(self.plan.pages)
+                self.post(at + 1, (number, compute_step(pages, plan, way, first, stop)))
         self.stage_ended = True
         for turn in self.process.turns_by_epoch.values():
             turn.changed.notify_all()
@@ -468,7 +479,7 @@ class RankShell:
         self.ledger = world.rules.ledger(SimCondition(world))  # type: ignore[arg-type]
         self.texts = make_queue(world, SimCondition(world))
         self.pages: dict[tuple[int, int], Values] = {}
-        """Caches of the layers that this process had, as it has left them."""
+        """Caches of the layers that this process has, as it has left them."""
         self.turns_by_epoch: dict[int, Turn] = {}
         self.early: dict[tuple[int, int], int] = {}
         """Processes that have asked to open a link of an epoch that is not prepared here."""
@@ -675,9 +686,9 @@ class RankShell:
         alone = len(plan.stages) == 1 and plan.stages[0][:2] == plan.data
         places = 0 if alone else len(plan.stages)
         if turn.is_change:
-            self.texts.change(bounds(plan.pages), places, 0)
+            self.texts.change(bounds(plan.pages), places, 0, plan.cache_owners)
         else:
-            self.texts.begin(ends, bounds(plan.pages), places, 0)  # type: ignore[arg-type]
+            self.texts.begin(ends, bounds(plan.pages), places, 0, plan.cache_owners)  # type: ignore[arg-type]
 
     def _stop(self, turn: Turn) -> None:
         """End the threads of an epoch."""

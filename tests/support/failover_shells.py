@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 from msgspec import Raw
 
+from pipeedge.base.schedule import LayerRange
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.liveness import Limits
 from pipeedge.control.rules import HubParts, HubState
 from pipeedge.decoding.steps import StepScheduler
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
 from pipeedge.run.ledger import Ledger
+from pipeedge.run.replanning import Held
 from pipeedge.run.step_queue import StepQueue
 
 LAYERS = 6
@@ -42,6 +45,7 @@ class Rules:
     ledger: type[Ledger] = Ledger
     queue: type[StepQueue] = StepQueue
     scheduler: type[StepScheduler] = StepScheduler
+    held: type[Held] = Held
     text: bool = False
     """Whether the pipeline generates text, so that its stages remember."""
     from_seed: int = 0
@@ -58,6 +62,19 @@ class Part:
     """Rank and incarnation of the data rank."""
     pages: int = 0
     """Number of pages of the caches of stages that generate text."""
+    number: int = 0
+    """Number of the plan."""
+    since: tuple[int, ...] = ()
+    """Number of the plan since which the process of each stage has had its layers."""
+
+    @property
+    def cache_owners(self) -> CacheOwners:
+        """Stages, and since when they have their caches."""
+        owners = [
+            CacheOwner(rank, LayerRange(first, stop), "float32", since)
+            for (rank, _, first, stop), since in zip(self.stages, self.since, strict=True)
+        ]
+        return CacheOwners(self.number, owners)
 
     @property
     def ends(self) -> list[tuple[int, int]]:
@@ -76,4 +93,5 @@ class Part:
 
 def read_plan(plan: Raw) -> Part:
     body = json.loads(bytes(plan))
-    return Part([tuple(stage) for stage in body["stages"]], tuple(body["data"]), body.get("pages", 0))
+    stages, data = [tuple(stage) for stage in body["stages"]], tuple(body["data"])
+    return Part(stages, data, body.get("pages", 0), body["number"], tuple(body["since"]))

@@ -25,7 +25,7 @@ from pipeedge.decoding.generation import Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.models.layers.decoder import PAGE, StepRows
-from pipeedge.models.step_rows import StepBounds, unpack_rows
+from pipeedge.models.step_rows import StepBounds, computing_layers, unpack_rows
 from pipeedge.run.step_queue import StepQueue
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def compute_step(
     """Compute some layers for a step as it travels, without its table behind the last one."""
     hidden, table = payload
     values = hidden.numpy().view(np.uint64)[:, 0]
-    found = compute(pages, unpack_rows(table, plan), values, first, stop)
+    rows = unpack_rows(table, plan)
+    needed = first < computing_layers(table)
+    found = compute(pages, rows, values, first, stop) if needed else np.zeros_like(values)
     outputs = torch.from_numpy(found.view(np.int64)[:, None])
     return (outputs,) if stop == LAYERS else (outputs, table)
 

@@ -7,12 +7,13 @@ So a row that meets a page of somebody else, or one that has been written over, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 
 VOCABULARY = 1000
+LAYERS = 2
 
 
 @dataclass
@@ -54,8 +55,9 @@ class StepWorld:
         self.flights: deque[DecodingStep] = deque()
         self.added = self.steps = self.rows = 0
         self._oldest = (-1, 0)
-        self._full: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._full: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._around: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._written: dict[int, list[tuple[int, int, int]]] = {}
 
     def add(self, prompt: Sequence[int], most: int, stops_after: int) -> int:
         """Add a sequence, and return its number."""
@@ -84,6 +86,8 @@ class StepWorld:
         assert len(set(numbers)) == len(numbers)
         assert all(part.tokens for part in step.parts)
         self.rows += step.rows
+        self._written[step.number] = []
+        layers = range(LAYERS if step.layers is None else step.layers)
         for part in step.parts:
             wanted = self.alive[part.sequence]
             end = part.position + len(part.tokens)
@@ -94,14 +98,15 @@ class StepWorld:
         # As stages do it: page by page, all sequences of the step at once.
         for turn in range(2 + max(len(part.tokens) for part in step.parts) // self.cache.page):
             for part in step.parts:
-                self._write(part, turn)
+                self._write(part, turn, layers, self._written[step.number])
             for part in step.parts:
-                self._read(part, turn)
+                self._read(part, turn, layers)
         return True
 
     def finish(self) -> None:
         """Let the oldest step return with its tokens."""
         step = self.flights.popleft()
+        del self._written[step.number]
         drawn, ended = {}, []
         for part in step.parts:
             wanted = self.alive.get(part.sequence)
@@ -117,13 +122,31 @@ class StepWorld:
                 self.finished[part.sequence] = self.alive.pop(part.sequence)
         self.scheduler.finished(step.number, drawn, ended)
 
-    def restart(self, limits: StepLimits | None = None, cache: CacheSize | None = None) -> None:
-        """Lose all steps in flight and the contents of all pages, of which there may be others then."""
+    def restart(
+        self,
+        limits: StepLimits | None = None,
+        cache: CacheSize | None = None,
+        lost: Collection[int] = range(LAYERS),
+        *,
+        keeps: bool = False,
+    ) -> None:
+        """Lose all steps in flight, and what some layers have in their pages.
+
+        Args:
+            limits: Limits from now on; None for those of before.
+            cache: Pages from now on, of which there may be fewer or more.
+            lost: Layers that lose everything. Others only lose what the steps in flight may have written.
+            keeps: Whether the scheduler is told of these.
+        """
         self.limits, self.cache = limits or self.limits, cache or self.cache
         self.flights.clear()
-        self._full.clear()
+        for place in (place for places in self._written.values() for place in places):
+            self._full[place] = ()
+        self._written.clear()
+        self._full = {place: tokens for place, tokens in self._full.items() if place[0] not in lost}
         self._around.clear()
-        self.scheduler.restart(self.limits, self.cache)
+        last = 1 + max(lost, default=-1)
+        self.scheduler.restart(self.limits, self.cache, *([last] if keeps else []))
 
     def drain(self) -> None:
         """Let everything that is there come to its end."""
@@ -161,20 +184,22 @@ class StepWorld:
         first = part.position // page + turn
         return range(max(part.position, first * page), min(end, (first + 1) * page))
 
-    def _write(self, part: StepPart, turn: int) -> None:
+    def _write(self, part: StepPart, turn: int, layers: range, written: list[tuple[int, int, int]]) -> None:
         tokens, page = self.alive[part.sequence].tokens, self.cache.page
         for position in self._places(part, turn):
-            if self.cache.pages:
-                self._full[part.pages[position // page], position % page] = tokens[: position + 1]
+            for layer in layers if self.cache.pages else ():
+                place = (layer, part.pages[position // page], position % page)
+                self._full[place] = tokens[: position + 1]
+                written.append(place)
             if self.cache.window_pages:
                 self._around[part.window_pages[position // page], position % page] = tokens[: position + 1]
 
-    def _read(self, part: StepPart, turn: int) -> None:
+    def _read(self, part: StepPart, turn: int, layers: range) -> None:
         tokens, page = self.alive[part.sequence].tokens, self.cache.page
         places = self._places(part, turn)
         for position in range(places.stop) if places else ():
-            if self.cache.pages:
-                found = self._full.get((part.pages[position // page], position % page))
+            for layer in layers if self.cache.pages else ():
+                found = self._full.get((layer, part.pages[position // page], position % page))
                 assert found == tokens[: position + 1], f"sequence {part.sequence} reads another's page"
             if self.cache.window_pages and position > places.start - self.cache.window:
                 found = self._around.get((part.window_pages[position // page], position % page))

@@ -524,7 +524,10 @@ class TestWorld:
         assert sum(outcome.complete for outcome in outcomes) > 0.4 * len(outcomes)
         assert sum(outcome.failovers for outcome in outcomes) > len(outcomes) / 4
         assert any(outcome.switches for outcome in outcomes)
-        assert sum(world.data.texts.state().repeated_tokens for world in worlds) > 10 * len(worlds)
+        told = [world.data.texts.state() for world in worlds]
+        assert sum(one.repeated_tokens for one in told) > 10 * len(worlds)
+        assert any(one.partly_repeated_tokens for one in told)
+        assert any(one.kept_tokens for one in told)
 
     @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
     def test_planted_bug_is_found_and_replays(self, bug: Rules) -> None:

@@ -52,7 +52,7 @@ control    clocks failures liveness load_deadline messages announcement roster a
            connection hub hub_address uplink hub_client forms session
 plan       model_limits cache_size sched_pipeline problem specs listed_model spec_files spec_writing
            schedule_files link_speed prediction placing after_loss costs scheduler choice
-           facts planning schedule_choice conditions change_detection live_choice live_search
+           facts cache_owners planning schedule_choice conditions change_detection live_choice live_search
 data       sentence_rules tokenizer_files beginnings text_files items source labels png
            pictures selection tables unfinished output_rows row_documents row_formats parquet results
            ends arrays companions images text prompts answers imagenet cola defaults opening
@@ -139,6 +139,7 @@ PURE = (
     "launch.commands",
     "observe.metrics",
     "plan.after_loss",
+    "plan.cache_owners",
     "profile.step_fit",
     "plan.costs",
     "plan.conditions",

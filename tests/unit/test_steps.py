@@ -77,12 +77,20 @@ class StepMachine(RuleBasedStateMachine):
         self.world.finish()
 
     @precondition(lambda self: self.world.steps > 10)
-    @rule(groups=st.integers(1, 5), more=st.integers(-4, 4))
-    def restart(self, groups: int, more: int) -> None:
-        """Lose all caches; those that follow have other numbers of groups and pages."""
+    @rule(
+        groups=st.integers(1, 5),
+        more=st.integers(-4, 4),
+        lost=st.sampled_from([None, (), (0,), (1,), (0, 1)]),
+    )
+    def restart(self, groups: int, more: int, lost: tuple[int, ...] | None) -> None:
+        """Lose caches, all of them or those of some layers; other numbers of groups and pages follow."""
         limits, cache = self.world.limits, self.world.cache
         pages = max(cache.pages + more, 11) if cache.pages else 0
-        self.world.restart(replace(limits, groups=groups), replace(cache, pages=pages))
+        limits, cache = replace(limits, groups=groups), replace(cache, pages=pages)
+        if lost is None:
+            self.world.restart(limits, cache)
+        else:
+            self.world.restart(limits, cache, lost, keeps=True)
 
     @invariant()
     def counts(self) -> None:
@@ -112,6 +120,8 @@ def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
             world.cancel(source.choice(sorted(world.alive)))
         if source.random() < 0.0005:
             world.restart()
+        if source.random() < 0.002:
+            world.restart(lost=source.choice([(), (0,), (1,)]), keeps=True)
         if (not world.step() or source.random() < 0.2) and world.flights:
             world.finish()
         if world.steps % 50 == 0:

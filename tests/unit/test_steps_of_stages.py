@@ -106,6 +106,26 @@ def test_a_malformed_step_is_the_peers_failure(payload: tuple[torch.Tensor, ...]
         StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, payload))
 
 
+@pytest.mark.parametrize(("start", "stop"), [(4, 8), (5, 7), (4, 16)])
+def test_a_stage_that_knows_the_rows_of_a_step_passes_it_on(start: int, stop: int) -> None:
+    bounds = StepBounds(context=64, rows=8, sequences=2, pages=4, window_pages=0)
+    rows = [StepRows(0, 3, np.zeros(1, np.int32), np.zeros(0, np.int32))]
+    before = PUZZLES.stage(LayerRange(0, start), pages=4, context=64)
+    stage = PUZZLES.stage(LayerRange(start, stop), pages=4, context=64)
+    compute = StepStage(stage, bounds, 3, is_last=False)
+    found = []
+    for layers in (start + 1, start, None):
+        table = packed(rows)
+        pack_rows(rows, table, layers)
+        state = before.step(rows, [torch.full((3, 96), 0.5)])
+        found.append(compute(Packet(5, 3, (*state, table))).payload)
+        assert found[-1][-1] is table
+    assert [one.shape for one in found[1]] == [one.shape for one in found[0]]
+    assert not any(one.any() for one in found[1][:-1])
+    for left, right in zip(found[0][:-1], found[2][:-1], strict=True):
+        assert torch.equal(left, right)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("start", "stop"), [(0, 16), (2, 11), (1, 4), (4, 5)])
 def test_the_cache_of_a_stage_has_the_planned_size(start: int, stop: int, dtype: torch.dtype) -> None:

@@ -256,6 +256,13 @@ class DecoderStage:
             raise PeerFailedError(f"its tensors have the shapes {shapes}, which do not fit {rows} rows")
         return tuple(tensor.to(self.stream_dtype).contiguous() for tensor in inputs)
 
+    def unknown_outputs(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """Return a payload of the cut after the stage for rows whose values nobody needs."""
+        shapes = step_shapes(
+            self.architecture, self.layers.stop, rows=rows, dtype=dtype_name(self.stream_dtype)
+        )
+        return tuple(torch.zeros(shape.shape, dtype=self.stream_dtype) for shape in shapes)
+
     def step(
         self,
         sequences: Sequence[StepRows],
