@@ -6,6 +6,8 @@ A window is several seconds and several microbatches of every stage. Its figures
 medians of microbatches: where a processor has a quota, some microbatches are computed in one piece and
 others wait for the next period, and a median sees only one of the two kinds. What is robust to a disturbance
 is ``ChangeDetector``, which wants several windows in a row on the same side.
+
+The windows of a decoder have only steps that continue texts. How long others take depends on the prompts.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pipeedge.observe.metrics import StageWork
-from pipeedge.plan.conditions import StageFigures
+from pipeedge.observe.metrics import StageWork, TextWork
+from pipeedge.plan.conditions import StageFigures, StepMix
 
 __all__ = ["MANY_WINDOWS", "WINDOWS", "ChangeDetector", "WorkWindow", "WindowMaker", "items_per_s"]
 
@@ -45,10 +47,12 @@ class WorkWindow:
     end_s: float
     seconds: float
     """Seconds in which the last stage finished ``items``, by its own clock."""
-    items: int
+    items: float
     stages: tuple[StageFigures, ...]
     earlier: tuple[tuple[int, float], ...] = ()
     """Items that each stage before the last finished, and in how many seconds, by its own clock."""
+    steps: StepMix | None = None
+    """Steps of a decoder; None for an encoder."""
 
 
 def items_per_s(windows: Sequence[WorkWindow]) -> float:
@@ -84,8 +88,11 @@ class WindowMaker:
         self._epoch: int | None = None
         self._since_s = 0.0
         self._before: tuple[StageWork, ...] | None = None
+        self._text_before: TextWork | None = None
 
-    def add(self, now_s: float, epoch: int, work: Sequence[StageWork | None]) -> WorkWindow | None:
+    def add(
+        self, now_s: float, epoch: int, work: Sequence[StageWork | None], text: TextWork | None = None
+    ) -> WorkWindow | None:
         """Return the window that the counters of this moment complete, or None if there is none yet.
 
         The first microbatch of every stage is left out, as it finds cold caches and fills the pipeline.
@@ -94,6 +101,7 @@ class WindowMaker:
             now_s: Time, by any clock that does not go back.
             epoch: Number of the plan that runs.
             work: Counters of each stage, None where they are not known.
+            text: Counters of the data rank of a decoder, whose items are rows; None for an encoder.
         """
         known = tuple(one for one in work if one is not None)
         if len(known) < len(work) or not known:
@@ -103,6 +111,7 @@ class WindowMaker:
         if epoch != self._epoch or before is None or len(before) != len(known) or _shrinks(before, known):
             warm = all(one.items > self._microbatch_size for one in known)
             self._epoch, self._since_s, self._before = epoch, now_s, known if warm else None
+            self._text_before = text
             return None
         # A heartbeat is up to a second old, and a microbatch may have ended long before it.
         finished = [
@@ -113,16 +122,31 @@ class WindowMaker:
         if now_s - self._since_s < self._seconds or least_items < self._least_items or least_s <= 0:
             return None
         *earlier, (items, seconds) = finished
-        window = WorkWindow(
-            epoch,
-            now_s,
-            seconds,
-            items,
-            tuple(_figures(then, now) for then, now in zip(before, known, strict=True)),
-            tuple(earlier),
-        )
-        self._since_s, self._before = now_s, known
+        figures = tuple(_figures(then, now) for then, now in zip(before, known, strict=True))
+        window: WorkWindow | None = WorkWindow(epoch, now_s, seconds, items, figures, tuple(earlier))
+        if text is not None:
+            window = _text_window(epoch, now_s, figures, self._text_before or TextWork(), text)
+        if window is not None:
+            self._since_s, self._before, self._text_before = now_s, known, text
         return window
+
+
+def _text_window(
+    epoch: int, now_s: float, figures: tuple[StageFigures, ...], before: TextWork, now: TextWork
+) -> WorkWindow | None:
+    """Return the window of a decoder between two counters of its data rank; None if it is too short.
+
+    The data rank sees how fast texts grow. A stage does not know whether it waits for a text to come.
+    """
+    steps, rows, seconds = now.steps - before.steps, now.rows - before.rows, now.seconds - before.seconds
+    if steps < _MICROBATCHES or seconds <= 0:
+        return None
+    mix = StepMix(
+        rows / steps,
+        (now.positions - before.positions) / rows,
+        max(rows / steps, (now.text_s - before.text_s) / seconds),
+    )
+    return WorkWindow(epoch, now_s, seconds, rows, figures, steps=mix)
 
 
 def _shrinks(before: Sequence[StageWork], now: Sequence[StageWork]) -> bool:

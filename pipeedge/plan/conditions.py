@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from pipeedge.plan.costs import PlanCosts
 
-__all__ = ["Conditions", "HostPair", "StageFigures", "measured"]
+__all__ = ["Conditions", "HostPair", "StageFigures", "StepMix", "measured"]
 
 HostPair: TypeAlias = tuple[str, str]
 """Sending and receiving host of a link."""
@@ -31,6 +31,18 @@ class StageFigures:
     """Seconds spent computing an item."""
     link_s: float | None = None
     """Seconds of an item on the outgoing link, or None if that is not measured."""
+
+
+@dataclass(frozen=True)
+class StepMix:
+    """The steps of a decoder that have continued texts during a window, on average."""
+
+    rows: float
+    """Number of rows of a step."""
+    positions: float
+    """Number of tokens in front of a row."""
+    texts: float
+    """Number of texts that grew at a time."""
 
 
 @dataclass(frozen=True)

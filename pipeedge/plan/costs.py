@@ -84,9 +84,16 @@ class HostLoss(Struct, frozen=True):
 class MomentCosts(Struct, frozen=True):
     """Costs of a plan under some conditions."""
 
+    batch_size: float
+    """Number of items in a microbatch; of a decoder, rows of the steps that are best then."""
     bottleneck_s: float
     latency_s: float
     joules_per_item: float | None = None
+
+    @property
+    def items_per_s(self) -> float:
+        """Items per second once the pipeline is full."""
+        return self.batch_size / self.bottleneck_s
 
 
 class TextCosts(Struct, frozen=True):

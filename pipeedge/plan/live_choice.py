@@ -21,16 +21,27 @@ from dataclasses import dataclass
 
 from pipeedge.base.wording import figure
 from pipeedge.plan.change_detection import MANY_WINDOWS, WINDOWS, ChangeDetector, WorkWindow, items_per_s
-from pipeedge.plan.conditions import Conditions, HostPair, measured
+from pipeedge.plan.conditions import Conditions, HostPair, StepMix, measured
 from pipeedge.plan.costs import MomentCosts, PlanCosts
 from pipeedge.plan.placing import Placing
 
-__all__ = ["CostsOf", "LivePlanning", "MeasuredGain", "Objective", "Proposal", "Search", "moved_words"]
+__all__ = [
+    "CostsOf",
+    "CostsOfSteps",
+    "LivePlanning",
+    "MeasuredGain",
+    "Objective",
+    "Proposal",
+    "Search",
+    "moved_words",
+]
 
 Search = Callable[[Conditions, frozenset[str], Placing], Placing | None]
 """Returns the best stages for the conditions, on some hosts, that can be loaded beside the present ones."""
 CostsOf = Callable[[Sequence[Placing], Placing, Sequence[Conditions]], Sequence[PlanCosts]]
 """Returns what plans cost that are to be loaded beside the present one, as profiled and at some moments."""
+CostsOfSteps = Callable[[Placing, StepMix, Sequence[Conditions]], PlanCosts]
+"""Returns what a plan of a decoder costs for some steps, as profiled and at some moments."""
 _Key = tuple[str, ...]
 """A host, or the two hosts of a link."""
 
@@ -72,9 +83,9 @@ class Objective:
         return self.name == "throughput"
 
     def merit(self, moment: MomentCosts) -> float:
-        """Return how good a plan is then: microbatches a second, or the inverse of seconds or joules."""
+        """Return how good a plan is then: items a second, or the inverse of seconds or joules."""
         if self.is_rate:
-            return 1 / moment.bottleneck_s
+            return moment.items_per_s
         value = moment.joules_per_item if self.name == "energy" else moment.latency_s
         return 0.0 if value is None else 1 / value
 
@@ -121,6 +132,7 @@ class LivePlanning:
         search: Finds the best plan for some conditions.
         costs: Says what plans cost.
         data_host: Host that reads the input and collects the results, or None if that costs nothing.
+        costs_of_steps: Says what plans of a decoder cost; None for an encoder.
         objective: What plans are to make as good as they can.
         varying: Whether items differ in size, like sentences.
         outdated: Reason why the present plan may not be the best though nothing has moved, for the user; None
@@ -133,6 +145,7 @@ class LivePlanning:
         costs: CostsOf,
         data_host: str | None = None,
         *,
+        costs_of_steps: CostsOfSteps | None = None,
         objective: Objective = Objective(),
         varying: bool = False,
         outdated: str | None = None,
@@ -141,6 +154,7 @@ class LivePlanning:
         self._search = search
         self._costs = costs
         self._data_host = data_host
+        self._costs_of_steps = costs_of_steps
         self._objective = objective
         self._varying = varying
         self._profiled: tuple[Placing, PlanCosts] | None = None
@@ -242,7 +256,8 @@ class LivePlanning:
     def _note(self, window: WorkWindow) -> None:
         """Note one more window."""
         self._windows += 1
-        seen = measured(self._as_profiled(), window.stages, self._data_host, varying=self._varying)
+        seen = self._seen(window)
+        window = self._comparable(window, seen)
         values: dict[_Key, float] = {(host,): slow / seen.common for host, slow in seen.hosts.items()}
         values |= {pair: slow / seen.common for pair, slow in seen.links.items()}
         self._moved_figures.add(values)
@@ -311,6 +326,26 @@ class LivePlanning:
         """Conditions of the latest windows."""
         return self._absolute(self._known(self._moved_figures.measured()))
 
+    def _seen(self, window: WorkWindow) -> Conditions:
+        """Return the conditions of a window."""
+        profiled = self._as_profiled()
+        if window.steps is not None and self._costs_of_steps is not None:
+            profiled = self._costs_of_steps(self._present, window.steps, [])
+        return measured(profiled, window.stages, self._data_host, varying=self._varying)
+
+    def _comparable(self, window: WorkWindow, seen: Conditions) -> WorkWindow:
+        """Return a window with figures that can be compared with those of others.
+
+        How many tokens a second a decoder writes depends on how many texts grow, and on their lengths. So
+        its windows count as many tokens as it would have written of the texts that the plan is for.
+        """
+        if window.steps is None or self._costs_of_steps is None:
+            return window
+        (planned,) = self._costs([self._present], self._present, [seen])
+        steps = self._costs_of_steps(self._present, window.steps, [seen])
+        factor = planned.moments[0].items_per_s / steps.moments[0].items_per_s
+        return dataclasses.replace(window, items=factor * window.items)
+
     def _as_profiled(self) -> PlanCosts:
         """Return the costs of the present plan as its profiles say."""
         known = self._profiled
@@ -334,16 +369,19 @@ class LivePlanning:
         One that is too slow is worth nothing, unless the first one, the present plan, is too slow itself:
         then the fastest one is the best.
         """
-        rates = [statistics.fmean(1 / one.bottleneck_s for one in each.moments) for each in costs]
-        least = self._objective.min_items_per_s / costs[0].batch_size * (1 - 1e-9)
+        rates = [statistics.fmean(one.items_per_s for one in each.moments) for each in costs]
+        least = self._objective.min_items_per_s * (1 - 1e-9)
         if self._objective.is_rate or rates[0] < least:
             return rates
         merits = [statistics.fmean(map(self._objective.merit, each.moments)) for each in costs]
         return [merit if rate >= least else 0.0 for merit, rate in zip(merits, rates, strict=True)]
 
     def _is_limit(self, least: float = _LIMITED) -> bool:
-        """Return whether the stages and links limit the throughput, and not the input."""
-        return self._reached() >= least
+        """Return whether the stages and links limit the throughput, and not the input.
+
+        Those of a decoder always do while texts grow, and other times are not in its windows.
+        """
+        return self._costs_of_steps is not None or self._reached() >= least
 
     def _reached(self) -> float:
         """Return the throughput of the latest windows, as a fraction of what the slowest stage allows."""
@@ -351,10 +389,7 @@ class LivePlanning:
         if known is None or known[:2] != (self._windows, self._present):
             rates = [rate for _, rate in list(self._history)[-WINDOWS:]]
             (costs,) = self._costs([self._present], self._present, list(self._recent(WINDOWS)))
-            reached = (
-                rate * moment.bottleneck_s / costs.batch_size
-                for rate, moment in zip(rates, costs.moments, strict=True)
-            )
+            reached = (rate / moment.items_per_s for rate, moment in zip(rates, costs.moments, strict=True))
             self._reached_at = known = (self._windows, self._present, statistics.median(reached))
         return known[2]
 
@@ -388,8 +423,8 @@ class LivePlanning:
                 best = self._proposal(stages, gain, why, 1 / now), its_costs
         if best is None or (self._objective.name != "latency" and not self._is_limit()):
             return None
-        rate = statistics.fmean(1 / moment.bottleneck_s for moment in costs[0].moments)
-        return best[0] if self._pays(*best, rate * costs[0].batch_size, left_items) else None
+        rate = statistics.fmean(moment.items_per_s for moment in costs[0].moments)
+        return best[0] if self._pays(*best, rate, left_items) else None
 
     def _possible(self) -> Iterator[Placing]:
         """Yield the candidates whose hosts are there."""

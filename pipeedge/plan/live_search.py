@@ -17,14 +17,14 @@ from pipeedge.base.schedule import Schedule, StagePlan
 from pipeedge.models.outline import Outline
 from pipeedge.plan import scheduler
 from pipeedge.plan.after_loss import Survivor, loaded_by
-from pipeedge.plan.conditions import Conditions
+from pipeedge.plan.conditions import Conditions, StepMix
 from pipeedge.plan.costs import PlanCosts
 from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.problem import SolverOptions
 from pipeedge.plan.sched_pipeline import not_understood
 from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
-from pipeedge.plan.scheduler import Choice
+from pipeedge.plan.scheduler import Choice, SchedulerRequest, TextRequest
 from pipeedge.request.config import RunRequest
 
 __all__ = ["LiveSearch", "host_names", "profiled_search"]
@@ -61,6 +61,7 @@ def profiled_search(
         model,
         plan.max_tokens,
         lengths=plan.lengths,
+        texts=plan.texts,
         eight_bit=plan.pixel_table is not None,
         ranks=range(request.world.size),
         limits=limits,
@@ -73,6 +74,7 @@ def profiled_search(
         host_names(request),
         request.links.quant_bits,
         mixed=plan.lengths is not None,
+        asked=asked,
     )
 
 
@@ -86,6 +88,7 @@ class LiveSearch:
         quant_bits: Bits per value on each link if the user has chosen them, or None.
         mixed: Whether the times are averages over sentences of several lengths.
         ask: Asks the program.
+        asked: Request for which the program has printed the problem; only plans of decoders need it.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class LiveSearch:
         *,
         mixed: bool = False,
         ask: Ask = scheduler.ask,
+        asked: SchedulerRequest | None = None,
     ) -> None:
         self._body = body
         self._options = options
@@ -104,6 +108,7 @@ class LiveSearch:
         self._quant_bits = quant_bits
         self._mixed = mixed
         self._ask = ask
+        self._asked = asked
 
     @property
     def data_host(self) -> str | None:
@@ -145,6 +150,22 @@ class LiveSearch:
         except MALFORMED as error:
             raise not_understood(error) from error
         return found
+
+    def costs_of_steps(self, stages: Placing, steps: StepMix, moments: Sequence[Conditions]) -> PlanCosts:
+        """Return what a plan of a decoder costs for some steps, as profiled and at some moments.
+
+        Args:
+            stages: The plan.
+            steps: Steps that continue texts.
+            moments: Conditions of each moment.
+        """
+        if self._asked is None:
+            raise TypeError("a search without a request knows no steps")
+        texts = TextRequest.of_steps(steps.rows, steps.positions, steps.texts)
+        of_steps = dataclasses.replace(self._asked, texts=texts)
+        hosts = self._hosts(self._body)
+        bodies = [conditions.to_body(hosts) for conditions in moments]
+        return scheduler.evaluate(of_steps, self._schedule(stages), hosts=self._names, moments=bodies).costs
 
     def after_loss(
         self, conditions: Conditions, survivors: Sequence[Survivor], tokens: int | None
@@ -207,6 +228,12 @@ class LiveSearch:
         body = limited(self._body)
         if body.get("settings"):
             body["settings"] = [limited(setting) for setting in body["settings"]]
+        for kind in ("asides", "either"):  # other kinds of steps of a decoder
+            if body.get(kind):
+                body[kind] = [
+                    {**aside, "settings": [limited(setting) for setting in aside["settings"]]}
+                    for aside in body[kind]
+                ]
         return body
 
     def _hosts(self, body: Mapping[str, Any]) -> frozenset[str]:

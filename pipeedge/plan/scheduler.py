@@ -81,10 +81,25 @@ class TextRequest:
     """Tokens of a prompt."""
     answer: int | None = None
     """Tokens of an answer."""
+    groups: float | None = None
+    """Number of groups in which they step."""
 
-    def options(self) -> dict[str, int | None]:
+    @classmethod
+    def of_steps(cls, rows: float, positions: float, texts: float) -> TextRequest:
+        """Return texts whose steps have ``rows`` rows with ``positions`` tokens in front of each, on average.
+
+        Args:
+            rows: Number of rows of a step.
+            positions: Number of tokens in front of a row.
+            texts: Number of texts that grow at a time.
+        """
+        streams, prompt = max(1, round(texts)), max(1, round(positions))
+        return cls(streams, prompt + 1, prompt, 1, groups=streams / rows)
+
+    def options(self) -> dict[str, float | None]:
         """Return the options of the program."""
         return {
+            "--groups": self.groups,
             "--streams": self.streams,
             "--context": self.context,
             "--prompt-tokens": self.prompt,
@@ -234,16 +249,26 @@ def solve(problem: Problem, *, hosts: Sequence[str] | None = None) -> Solution:
     )
 
 
-def evaluate(request: SchedulerRequest, schedule: Schedule, *, hosts: Sequence[str] | None) -> Solution:
+def evaluate(
+    request: SchedulerRequest,
+    schedule: Schedule,
+    *,
+    hosts: Sequence[str] | None,
+    moments: Sequence[Mapping[str, Any]] = (),
+) -> Solution:
     """Return what a schedule would cost. Raises as ``plan`` does.
 
     Args:
         request: The files; what they are asked for does not count.
         schedule: The schedule.
         hosts: The host of each rank; None where the hosts are called by their ranks.
+        moments: Conditions under which it would cost something else, as the program reads them.
     """
     names = hosts or tuple(map(str, range(max(schedule.ranks) + 1)))
-    answer = _ask_files(request, {"plans": [to_bodies(placed(schedule, names))]}, [])
+    given: dict[str, Any] = {"plans": [to_bodies(placed(schedule, names))]}
+    if moments:
+        given["moments"] = moments
+    answer = _ask_files(request, given, [])
     return read_answer(answer["plans"][0], hosts, request.data_host)
 
 
@@ -255,7 +280,9 @@ def read_problem(request: SchedulerRequest) -> dict[str, Any]:
         PipeEdgeError: The program failed.
     """
     try:
-        body: dict[str, Any] = json.loads(run_program(["--format=problem", *request.arguments()]))
+        # A problem of texts is another one where a lone text counts.
+        about = [] if request.texts is None else [f"--objective={request.objective}"]
+        body: dict[str, Any] = json.loads(run_program(["--format=problem", *request.arguments(), *about]))
         return body
     except ValueError as error:
         raise not_understood(error) from error

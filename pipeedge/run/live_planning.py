@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pipeedge.base.errors import one_line
 from pipeedge.base.fields import Options
 from pipeedge.base.text_lengths import are_alike, mean_of
-from pipeedge.base.wording import figure
+from pipeedge.base.wording import count, figure
 from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.change_detection import WindowMaker, WorkWindow
@@ -35,6 +35,8 @@ __all__ = ["RunWatcher", "describe_proposal", "watch_run"]
 
 _LOOK_S = 1.0
 """Seconds between two looks at what the hub knows."""
+_UNITS_OF_TEXT = ("s a token of a lone stream", "J a token")
+"""Units of latency and energy."""
 
 
 def watch_run(context: RankContext, session: RunSession, decider: Decider) -> None:
@@ -86,7 +88,8 @@ class RunWatcher:
         search, planning = self._planning(plan)
         if not search.has_times:
             return
-        windows = WindowMaker(plan.microbatch_size)
+        # Steps of a decoder have any number of rows.
+        windows = WindowMaker(plan.microbatch_size if plan.steps is None else 1)
         while (seen := self._session.snapshot()) is not None:
             window = self._window(windows, seen)
             plan = self._decider.present
@@ -115,8 +118,9 @@ class RunWatcher:
             search,
             search.costs,
             search.data_host,
+            costs_of_steps=None if plan.steps is None else search.costs_of_steps,
             objective=Objective(request.schedule.objective, request.schedule.min_throughput or 0.0),
-            varying=plan.max_tokens is not None or plan.items is None,
+            varying=plan.max_tokens is not None or plan.items is None or plan.steps is not None,
             outdated=outdated,
         )
         return search, planning
@@ -129,7 +133,8 @@ class RunWatcher:
         ranks = plan.schedule.ranks
         work = [seen.statuses[rank].work if rank in seen.statuses else None for rank in ranks]
         self._done.add(seen.epoch, 0 if work[-1] is None else work[-1].items)
-        return windows.add(self._clock(), seen.epoch, work)
+        status = seen.statuses.get(plan.data_rank)
+        return windows.add(self._clock(), seen.epoch, work, None if status is None else status.text)
 
     def _decide(
         self, planning: LivePlanning, search: LiveSearch, window: WorkWindow, plan: Plan, seen: RunSnapshot
@@ -137,7 +142,8 @@ class RunWatcher:
         hosts = frozenset(
             self._names[rank] for rank, facts in seen.facts.items() if _has_weights(FORMS.facts(facts))
         )
-        left = None if plan.items is None else max(0, plan.items - self._done.items)
+        total = _total(plan)
+        left = None if total is None else max(0, total - self._done.items)
         present = placed(plan.schedule, self._names)
         proposal = planning.take(window, present, hosts, left)
         self._note_gain(planning)
@@ -195,6 +201,13 @@ class RunWatcher:
         return ReplanRecord(now_s, proposal.why, planned.schedule, proposal.gain)
 
 
+def _total(plan: Plan) -> int | None:
+    """Return the number of items of a run, or of tokens that texts may have; None if it is unknown."""
+    if plan.items is None or plan.steps is None:
+        return plan.items
+    return None if plan.texts is None else plan.items * plan.texts.answer
+
+
 def _new_lengths(plan: Plan, seen: RunSnapshot) -> str | None:
     """Return the lengths of the sentences that come lately if they are not those of the plan."""
     status = seen.statuses.get(plan.data_rank)
@@ -232,11 +245,14 @@ def _has_weights(facts: Options) -> bool:
 def describe_proposal(proposal: Proposal, planned: PlannedSchedule) -> str:
     """Return the beginning of the line about a proposal."""
     stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in planned.schedule.stages)
+    text = None if planned.prediction is None else planned.prediction.text
     if proposal.before is None:
         now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)
-        what = f"{figure(then)} items/s instead of {figure(now)} are predicted"
+        rate = "items/s" if text is None else f"tokens/s of {count(text.streams, 'stream')}"
+        what = f"{figure(then)} {rate} instead of {figure(now)} are predicted"
     else:
         then = proposal.before / (1 + proposal.gain)
-        unit = "J an item" if proposal.objective.name == ENERGY else "s through the idle pipeline"
+        units = ("s through the idle pipeline", "J an item") if text is None else _UNITS_OF_TEXT
+        unit = units[proposal.objective.name == ENERGY]
         what = f"{figure(then)} {unit} instead of {figure(proposal.before)} are predicted"
     return f"{proposal.why}; with {stages}, {what} ({proposal.gain:+.0%})"

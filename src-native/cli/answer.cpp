@@ -265,7 +265,8 @@ std::vector<Answer> evaluate_plans(const NamedProblem& named, const CommandLine&
       throw UsageError(std::string("a moment: ") + error.what());
     }
     for (std::size_t p = 0; p < answers.size(); ++p) {
-      answers[p].moments.push_back(evaluate_plan(moment, named.plans[p], line).costs);
+      Answer then = evaluate_plan(moment, named.plans[p], line);
+      answers[p].moments.push_back({then.solution.batch_size, std::move(then.costs)});
     }
   }
   return answers;

@@ -32,16 +32,22 @@ struct Unused {
   WhyUnused why;
 };
 
+// A plan under other conditions, with the microbatch size that is best then.
+struct Moment {
+  double batch_size = 0;
+  Costs costs;
+};
+
 struct Answer {
   NamedProblem named;  // with the widths that were asked for
   Options options;
   bool given = false;  // whether the plan was given, rather than found
   Before before;       // the plan that it follows, if one is known
   Solution solution;
-  Costs costs;                 // of the plan, if there is one
-  std::vector<Costs> moments;  // ... under other conditions, if asked for
-  std::optional<WhyNone> why;  // there is none
-  std::vector<Unused> unused;  // in the order of the devices file
+  Costs costs;                  // of the plan, if there is one
+  std::vector<Moment> moments;  // ... under other conditions, if asked for
+  std::optional<WhyNone> why;   // there is none
+  std::vector<Unused> unused;   // in the order of the devices file
   std::vector<WhatIf> what_ifs;
   std::optional<std::vector<LossOfHost>> losses;  // if asked for
   std::vector<NextBest> next_best;                // if asked for

@@ -104,6 +104,8 @@ std::vector<Group> option_groups() {
                   into(&C::request, &R::texts, &T::prompt, whole(1, 1e9))),
            option({"--answer-tokens"}, "N", "tokens of its answer [the rest of --context]",
                   into(&C::request, &R::texts, &T::answer, whole(1, 1e9))),
+           option({"--groups"}, "N", "groups in which these texts step [as many as give the most tokens a second]",
+                  into(&C::request, &R::texts, &T::groups, positive_number)),
            option({"--tokens"}, "N",
                   "tokens of the longest sentence, for text models; profiles of other lengths are scaled [as profiled]",
                   into(&C::request, &R::tokens, whole(1, 1e9))),

@@ -554,9 +554,11 @@ void write_text(JsonWriter& json, const Answer& answer) {
 void write_moments(JsonWriter& json, const Answer& answer) {
   if (answer.moments.empty()) return;
   json.key("moments").open('[');
-  for (const Costs& costs : answer.moments) {
-    json.open('{').key("bottleneck_s").value(costs.period_s).key("latency_s").value(costs.latency_s);
-    if (costs.joules) json.key("joules_per_item").value(*costs.joules / answer.solution.batch_size);
+  for (const Moment& moment : answer.moments) {
+    const Costs& costs = moment.costs;
+    json.open('{').key("batch_size").value(moment.batch_size);
+    json.key("bottleneck_s").value(costs.period_s).key("latency_s").value(costs.latency_s);
+    if (costs.joules) json.key("joules_per_item").value(*costs.joules / moment.batch_size);
     json.close('}');
   }
   json.close(']');

@@ -314,9 +314,7 @@ class Assembler {
         add_step_setting(dtype, 1);
         continue;
       }
-      for (double groups = 1; groups <= std::min(texts_.streams, hosts + 1); ++groups) {
-        add_step_setting(dtype, texts_.streams / groups);
-      }
+      for (const double groups : texts_.group_counts(hosts)) add_step_setting(dtype, texts_.streams / groups);
     }
     std::stable_sort(problem_.settings.begin(), problem_.settings.end(), [](const Setting& a, const Setting& b) {
       return std::tie(a.batch_size, a.dtype) < std::tie(b.batch_size, b.dtype);
@@ -405,8 +403,8 @@ class Assembler {
       problem_.asides.back().max_s = texts_.max_token_s;
     }
     problem_.asides.push_back(std::move(prompt));
-    const double most = std::min(texts_.streams, static_cast<double>(problem_.host_count()) + 1);
-    for (double groups = 1; texts_.alone && groups <= most; ++groups) {
+    if (!texts_.alone) return;
+    for (const double groups : texts_.group_counts(problem_.host_count())) {
       const double rows = texts_.streams / groups;
       Aside group = aside(number_text(groups), {rows, texts_.positions(), false});
       if (texts_.min_tokens_per_s > 0) {

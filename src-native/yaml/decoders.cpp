@@ -32,6 +32,13 @@ Texts Texts::complete(double longest) const {
   return whole;
 }
 
+std::vector<double> Texts::group_counts(double hosts) const {
+  if (groups > 0) return {groups};
+  std::vector<double> counts;
+  for (double count = 1; count <= std::min(streams, hosts + 1); ++count) counts.push_back(count);
+  return counts;
+}
+
 double chunk_rows(double prompt, int stages) {
   const double most = std::min(kMostChunk, prompt);
   if (stages < 2) return most;

@@ -12,16 +12,19 @@ struct Texts {
   double context = 0;                    // longest text in tokens, which memory is for; 0: the model's
   double prompt = 0;                     // tokens of a prompt; 0: a quarter of the context
   double answer = 0;                     // tokens of an answer; 0: the rest of the context
+  double groups = 0;                     // in which they step; 0: as many as are best
   bool alone = false;                    // whether the plan is for the token of a lone stream
   double max_token_s = kInfinity;        // longest time of a token of a lone stream
   double max_first_token_s = kInfinity;  // ... and of its first one
   double min_tokens_per_s = 0;           // of all streams
 
   bool given() const {
-    return streams != 1 || context > 0 || prompt > 0 || answer > 0 || max_first_token_s < kInfinity;
+    return streams != 1 || context > 0 || prompt > 0 || answer > 0 || groups > 0 || max_first_token_s < kInfinity;
   }
   // With what is not given filled in.
   Texts complete(double longest) const;
+  // Numbers of groups to choose from, on so many hosts.
+  std::vector<double> group_counts(double hosts) const;
   // Tokens in front of a token of an answer, on average.
   double positions() const { return prompt + answer / 2; }
 };

@@ -79,7 +79,9 @@ def costs_of(problem: Problem) -> CostsOf:
             warnings=(),
             fits=fits_beside(problem, present, stages),
             moments=tuple(
-                MomentCosts(period_s(problem, stages, one), latency_s(problem, stages, one))
+                MomentCosts(
+                    problem.batch_size, period_s(problem, stages, one), latency_s(problem, stages, one)
+                )
                 for one in moments
             ),
         )
