@@ -71,11 +71,12 @@ def with_input_bytes(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("--tokens", type=int)
     for name in ("--lengths", "--input-bytes", "--problem", "--format"):
         parser.add_argument(name)
-    for name in ("-h", "--help", "--version"):
+    for name in ("-h", "--help", "--help-all", "--version"):
         parser.add_argument(name, action="store_true")
     try:
         given, _ = parser.parse_known_args(arguments)
-        if given.input_bytes or given.problem or given.format == "files" or given.help or given.version:
+        asks = given.h or given.help or given.help_all or given.version
+        if given.input_bytes or given.problem or given.format == "files" or asks:
             return [*arguments]
         check_lengths(given.lengths)
         known = [given.tokens, None if given.lengths is None else longest_of(given.lengths)]

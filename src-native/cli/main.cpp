@@ -326,7 +326,8 @@ int run(const CommandLine& line, const Messages& messages) {
 int main_with_faults(const std::vector<std::string>& arguments, const Messages& messages) {
   const CommandLine line = parse_command_line(arguments);
   switch (line.action) {
-    case Action::kHelp: print(help_text(messages.program())); return kDone;
+    case Action::kHelp:
+    case Action::kHelpAll: print(help_text(messages.program(), line.action == Action::kHelpAll)); return kDone;
     case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
     case Action::kSchedule: break;
   }

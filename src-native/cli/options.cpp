@@ -185,7 +185,8 @@ std::vector<Group> option_groups() {
                                                    {"problem", Format::kProblem},
                                                    {"files", Format::kFiles},
                                                    {"bids", Format::kBids}}))),
-           option({"-h", "--help"}, nullptr, "this text", action(Action::kHelp)),
+           option({"-h", "--help"}, nullptr, "the options that most people use", action(Action::kHelp)),
+           option({"--help-all"}, nullptr, "all options, by section", action(Action::kHelpAll)),
            option({"--version"}, nullptr, "the version", action(Action::kVersion)),
        }},
   };
@@ -195,11 +196,18 @@ std::vector<Group> option_groups() {
 const std::set<std::string> kWithProblem{
     "--problem",      "--link-bits", "--objective",      "--time-limit",      "--add-host", "--remove-host",
     "--explain",      "--format",    "--help",           "--scale-bandwidth", "--version",  "--losses",
-    "--survive-loss", "--plan",      "--min-throughput", "--conditions",      "--evaluate"};
+    "--survive-loss", "--plan",      "--min-throughput", "--conditions",      "--evaluate", "--help-all"};
 
 // Last names of the options that are allowed with --format files.
 const std::set<std::string> kWithFiles{"--models-file",  "--dev-types-file", "--dev-file", "--dev-neighbors-file",
-                                       "--cluster-file", "--format",         "--help",     "--version"};
+                                       "--cluster-file", "--format",         "--help",     "--help-all",
+                                       "--version"};
+
+// Last names of the options that most people use.
+const std::set<std::string> kUsual{"--models-file", "--dev-types-file", "--dev-file",  "--dev-neighbors-file",
+                                   "--model-name",  "--batch-size",     "--dtype",     "--streams",
+                                   "--context",     "--data-host",      "--objective", "--plan",
+                                   "--explain",     "--format",         "--help",      "--help-all"};
 
 struct Match {
   const Option* option = nullptr;
@@ -252,6 +260,17 @@ bool names_an_option(const std::vector<Group>& groups, const std::string& argume
     }
   }
   return false;
+}
+
+// An option with its explanation, in lines.
+std::string explained(const Option& option) {
+  constexpr std::size_t kColumn = 26;  // column at which the explanations begin
+  std::string text = "  ";
+  for (const char* name : option.names) text += (text.size() > 2 ? ", " : "") + std::string(name);
+  if (option.value != nullptr) text += std::string(" ") + option.value;
+  text.resize(std::max(text.size(), kColumn - 2), ' ');
+  text += text.size() > kColumn - 2 ? "\n" + std::string(kColumn, ' ') : "  ";
+  return text + wrapped(option.help, kColumn) + "\n";
 }
 
 }  // namespace
@@ -337,37 +356,33 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   return line;
 }
 
-std::string help_text(const std::string& program) {
-  constexpr std::size_t kColumn = 26;  // column at which the explanations begin
+std::string help_text(const std::string& program, bool all) {
   std::string text = "Usage: " + program +
                      " [OPTION]...\n"
                      "\n"
                      "Cut a model into pipeline stages, at most one per host, with the highest\n"
                      "throughput. The schedule is printed to standard output as YAML, in stage order,\n"
                      "with layers counted from 1; everything else goes to standard error.\n";
+  if (!all) text += "\nOptions that most people use\n";
   for (const Group& group : option_groups()) {
-    text += "\n" + std::string(group.title) + "\n";
+    if (all) text += "\n" + std::string(group.title) + "\n";
     for (const Option& option : group.options) {
-      std::string left = "  ";
-      for (const char* name : option.names) left += (left.size() > 2 ? ", " : "") + std::string(name);
-      if (option.value != nullptr) left += std::string(" ") + option.value;
-      left.resize(std::max(left.size(), kColumn - 2), ' ');
-      text += left + (left.size() > kColumn - 2 ? "\n" + std::string(kColumn, ' ') : "  ");
-      text += wrapped(option.help, kColumn);
-      text += "\n";
+      if (all || kUsual.count(option.names.back()) > 0) text += explained(option);
     }
   }
-  text +=
-      "\n"
-      "Exit status: 0 done; 2 invalid options or files; 3 no feasible schedule;\n"
-      "1 internal error. A line on standard error gives the reason.\n"
-      "\n"
-      "Examples\n";
+  if (all) {
+    text +=
+        "\n"
+        "Exit status: 0 done; 2 invalid options or files; 3 no feasible schedule;\n"
+        "1 internal error. A line on standard error gives the reason.\n";
+  }
+  text += "\nExamples\n";
   for (const char* arguments :
        {"-m google/vit-large-patch16-224 --explain", "-sm m.yml -sdt types.yml -sd devices.yml > schedule.yml",
         "--add-host Minnowboard-E3845=2 --scale-bandwidth 0.1"}) {
     text += "  " + program + " " + arguments + "\n";
   }
+  if (!all) text += "\n'" + program + " --help-all' shows all options, by section.\n";
   return text;
 }
 

@@ -28,7 +28,7 @@ struct Change {
 };
 
 enum class Format { kYaml, kJson, kProblem, kFiles, kBids };
-enum class Action { kSchedule, kHelp, kVersion };
+enum class Action { kSchedule, kHelp, kHelpAll, kVersion };
 
 struct CommandLine {
   Action action = Action::kSchedule;
@@ -63,7 +63,7 @@ struct CommandLine {
 // Parses `arguments`, without the program's name. Throws UsageError.
 CommandLine parse_command_line(const std::vector<std::string>& arguments);
 
-// `program`: what the user calls this program.
-std::string help_text(const std::string& program);
+// The options that most people use, or all of them. `program`: what the user calls this program.
+std::string help_text(const std::string& program, bool all);
 
 }  // namespace pipeedge::cli

@@ -181,7 +181,7 @@ def options(program: str) -> frozenset[str]:
         return frozenset(re.findall(r'"(--?[A-Za-z][\w-]*)"', (ROOT / program).read_text("utf-8")))
     actions = ["up", "down", "set", "exec"] if program == "tools/testbed.py" else []
     printed = io.StringIO()
-    everything = ["--help"] if program in ("sched-pipeline", "tools/testbed.py") else ["--help-all"]
+    everything = ["--help"] if program == "tools/testbed.py" else ["--help-all"]
     for argv in [everything, *([action, "--help"] for action in actions)]:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
             PARSERS[program](argv)

@@ -197,6 +197,8 @@ def test_run_simulation_and_program_make_one_plan(
         ("--format files -sd d.yml", None),
         ("-m", None),
         ("--help", None),
+        ("-h", None),
+        ("--help-all", None),
     ],
 )
 def test_pipeedge_schedule_knows_the_input_of_the_model(line: str, added: str | None) -> None:
