@@ -169,6 +169,9 @@ class Routes:
 
     async def predict(self, request: Request) -> Response:
         """Answer ``POST /predict``."""
+        if not self._model.takes_text:  # said before a picture is taken for bad JSON
+            self._must_give("logits")
+            raise InputError(f"{self._model.name} takes images: POST the picture itself to / or /classify")
         body = decode_body(await request.body(), PredictBody)
         # A list of strings is one text or pair; a list of lists is a batch of these.
         is_batch = not isinstance(body.inputs, str) and not all(isinstance(one, str) for one in body.inputs)
@@ -181,8 +184,6 @@ class Routes:
     ) -> Response:
         """Answer a request about texts, and pairs of texts."""
         self._must_give("logits")
-        if not self._model.takes_text:
-            raise InputError(f"{self._model.name} takes images: ask /classify")
         texts = [(one,) if isinstance(one, str) else tuple(map(str, one)) for one in inputs]
         most = _top(request, body.parameters)
         if body.raw_scores and body.parameters.function_to_apply is not None:

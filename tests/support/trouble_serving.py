@@ -147,9 +147,9 @@ def _empty_keys(patch: Patch) -> str:
 # --- replies ----------------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[str, bytes]] = {
-    "vit-digits takes images: ask /classify": ("/predict", b'{"inputs": "a"}'),
+    "vit-digits takes images: POST the picture itself to / or /classify": ("/predict", b"\x89PNG"),
     "the request does not fit: …": ("/classify", b'{"image": "a"}'),
-    "the request is not JSON: …": ("/predict", b"a sentence"),
+    "the request is not JSON: …": ("/embed", b"a sentence"),
     "image 0: is neither a data URL nor base64": ("/classify", b'{"inputs": "a picture"}'),
     "2,049 items in one request: at most 2,048 are answered; send several requests": (
         "/classify",
