@@ -3,10 +3,11 @@
 
     first       a code for each of two machines, up, ask: commands typed, and seconds to the first answer
     again       the same model once more
-    plan        throughput of the plan from quick profiles, and once refined, against one from thorough ones
+    plan        throughput of the plan from quick profiles, and of the next, against one from thorough ones
     text        the same as 'first' for a decoder with the shape of Qwen2.5-0.5B: up, ask
     losses      under load: a node killed, the same one back, the asked node killed and started again
     status      processor time of the asked node while 'pipeedge status' is asked every two seconds
+    strangers   who is refused, with which line, and whether anything was run for them; the last row
 
 The hosts are network namespaces on one bridge, in which nodes find each other by mDNS, each with a part of a
 processor. Weights are random. ``--directory`` keeps what nodes have learnt, so that rows can be run apart.
@@ -22,13 +23,15 @@ import json
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +40,22 @@ from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
 
+from pipeedge.base.errors import PipeEdgeError
+from pipeedge.nodes.node import NODE_PORT
+from pipeedge.nodes.pairing import JOIN_PORT, TRIES, new_code
+from pipeedge.nodes.peer import ask_about, call
 from pipeedge.testbed.bed import TestBed, TestBeds
 from pipeedge.testbed.cluster_file import load_cluster
+from pipeedge.transport.authority import make_cluster_key
+from pipeedge.transport.membership import Membership
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = ("pi1", "pi2", "pi3")
-ROWS = ("first", "again", "plan", "text", "losses", "status")
+ROWS = ("first", "again", "plan", "text", "losses", "status", "strangers")
 PORT = 8000
 LIMIT_S = 200.0
-REFINING_S = 45.0
-"""Seconds under load in which a run corrects its profiles."""
+REFINING_S = 60.0
+"""Seconds under load in which a run finds out by how much its profiles are off."""
 _NETWORK = 0x40000000
 """Constant CLONE_NEWNET of Linux's sched.h."""
 CLUSTER = """
@@ -58,8 +67,9 @@ devices: {{board: [pi1, pi2, pi3]}}
 class Boards:
     """Three hosts with a node on each."""
 
-    def __init__(self, bed: TestBed, directory: Path, model: str) -> None:
+    def __init__(self, bed: TestBed, addresses: dict[str, str], directory: Path, model: str) -> None:
         self.bed = bed
+        self.addresses = addresses
         self.directory = directory
         self.model = model
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -92,6 +102,10 @@ class Boards:
     def type(self, host: str, *words: str) -> str:
         """Run a command, as a person types it; return what it prints."""
         self.typed += 1
+        return self.run(host, *words)
+
+    def run(self, host: str, *words: str) -> str:
+        """Run a command on a host; return what it prints."""
         done = subprocess.run(self.command(host, *words), capture_output=True, text=True, timeout=LIMIT_S)
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}: {done.stderr}")
@@ -116,8 +130,9 @@ class Boards:
 def boards(directory: Path, model: str, cpu: float, bw: float) -> Iterator[Boards]:
     """Yield the hosts; end their nodes at last."""
     (directory / "CLUSTER.yml").write_text(CLUSTER.format(cpu=cpu, bw=bw))
-    with TestBeds().lent("nodes", load_cluster(directory / "CLUSTER.yml")) as bed:
-        found = Boards(bed, directory, model)
+    cluster = load_cluster(directory / "CLUSTER.yml")
+    with TestBeds().lent("nodes", cluster) as bed:
+        found = Boards(bed, {host.name: host.address for host in cluster.hosts}, directory, model)
         try:
             yield found
         finally:
@@ -177,6 +192,12 @@ def again(found: Boards) -> dict[str, str]:
     return {"commands typed (1)": str(found.typed), "seconds (15)": f"{time.monotonic() - began:.1f}"}
 
 
+def enter(found: Boards, host: str) -> None:
+    """Move this thread into the network of a host."""
+    with open(f"/run/netns/{found.bed.journal.namespace(host)}") as space:  # noqa: PTH123 - of the kernel
+        ctypes.CDLL(None).setns(space.fileno(), _NETWORK)
+
+
 class Load:
     """Clients on the asked host, which ask for the same image again and again."""
 
@@ -185,14 +206,13 @@ class Load:
         self.failed = 0
         self._body = (ROOT / "pipeedge/assets/chelsea.jpg").read_bytes()
         self._over = threading.Event()
-        self._space = f"/run/netns/{found.bed.journal.namespace('pi1')}"
+        self._found = found
         self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
         for each in self._threads:
             each.start()
 
     def _ask(self) -> None:
-        with open(self._space) as space:  # noqa: PTH123 - of the kernel
-            ctypes.CDLL(None).setns(space.fileno(), _NETWORK)  # of this thread alone
+        enter(self._found, "pi1")
         while not self._over.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
             try:
@@ -224,30 +244,40 @@ def plan(found: Boards) -> dict[str, str]:
     """Compare the plan from quick profiles with one from thorough ones, in turn."""
     rates: dict[str, list[float]] = {"quick": [], "refined": [], "thorough": []}
     stages = {}
-    for _ in range(found.rounds):
+    for number in range(found.rounds):
         for name, words in (("quick", ()), ("thorough", ("--thorough",))):
             with contextlib.suppress(SystemExit):
                 found.type("pi1", "down")
-            use_profiles(found, name)
+            use_profiles(found, f"quick-{number}" if name == "quick" else name)
             found.type("pi1", "up", found.model, *words)
-            load = Load(found)
-            load.rate(4)
-            rates[name].append(load.rate(15))
+            rates[name].append(rate_of(found))
             stages[name] = stages_of(found)
-            if name == "quick":
+            if name == "quick":  # and once more, planned with what that run has measured
+                load = Load(found)
                 load.rate(REFINING_S)
-                rates["refined"].append(load.rate(15))
+                load.close()
+                found.type("pi1", "down")
+                found.type("pi1", "up", found.model)
+                rates["refined"].append(rate_of(found))
                 stages["refined"] = stages_of(found)
-            load.close()
     mean = {name: statistics.mean(rates[name]) for name in rates}
     shown = {name: ", ".join(f"{rate:.2f}" for rate in rates[name]) for name in rates}
     return {
         "answers/s, quick profiles": f"{shown['quick']}; {stages['quick']}",
-        f"after {REFINING_S:g} s more": f"{shown['refined']}; {stages['refined']}",
+        "planned again with what it has measured": f"{shown['refined']}; {stages['refined']}",
         "answers/s, thorough profiles": f"{shown['thorough']}; {stages['thorough']}",
         "quick against thorough (0.95)": f"{mean['quick'] / mean['thorough']:.3f}",
         "refined against thorough (1.0)": f"{mean['refined'] / mean['thorough']:.3f}",
     }
+
+
+def rate_of(found: Boards) -> float:
+    """Return the answers per second of what is served now."""
+    load = Load(found)
+    load.rate(4)
+    rate = load.rate(15)
+    load.close()
+    return rate
 
 
 def stages_of(found: Boards) -> str:
@@ -290,7 +320,7 @@ def text(found: Boards) -> dict[str, str]:
 
 
 def use_profiles(found: Boards, name: str) -> None:
-    """Let each node have the profiles of one kind alone, and keep those of the other."""
+    """Let each node have the profiles of one name alone, and keep the others."""
     for host in HOSTS:
         home = found.directory / host / ".local/share/pipeedge"
         profiles, kept = home / "profiles", home / f"profiles-{name}"
@@ -363,6 +393,142 @@ def status(found: Boards) -> dict[str, str]:
         "status every 2 s": f"{100 * asked:.2f} %",
         "status costs (0.5 %)": f"{100 * (asked - idle):.2f} %",
     }
+
+
+def strangers(found: Boards) -> dict[str, str]:
+    """Let strangers, and members who ask for more than they may, talk to the asked node."""
+    pi1 = found.addresses["pi1"]
+    place = (pi1, NODE_PORT)
+    key = Membership.from_file(found.directory / "pi2" / ".config/pipeedge/cluster.pem")
+    before = {each.pid for each in found.process("pi1").children(recursive=True)}
+    shown: dict[str, str] = {}
+
+    def refused(case: str, *words: str) -> None:
+        """Note how a command that pi3 types is refused."""
+        done = subprocess.run(
+            found.command("pi3", *words), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        shown[case] = f"status {done.returncode}; {done.stderr.strip()}"
+
+    def from_afar(case: str, ask: Callable[[], object]) -> None:
+        """Note what the asked node says of a connection from the network of pi3."""
+        said = len(found.said("pi1"))
+        with ThreadPoolExecutor(1, initializer=enter, initargs=(found, "pi3")) as pool:
+            heard = pool.submit(lambda: _said_by(ask)).result()
+        time.sleep(1)
+        shown[case] = " | ".join(part for part in (found.said("pi1")[said:].strip(), heard) if part)
+
+    def speak_http() -> None:
+        with socket.create_connection(place, 10) as web:
+            web.sendall(b"GET / HTTP/1.1\r\nHost: pi1\r\n\r\n")
+            web.recv(100)
+
+    def ask_for(text: bytes) -> None:
+        with call(place, key) as talk:
+            talk._stream.sendall(len(text).to_bytes(4, "big") + text)
+            talk.receive(10.0)
+
+    other = Membership.from_text(make_cluster_key(), "another cluster")
+    from_afar("another protocol", speak_http)
+    from_afar("another cluster's key", lambda: ask_about(place, other))
+    execute = b'{"kind":"execute","argv":["touch","/tmp/stranger"]}'
+    from_afar("a member, something else", lambda: ask_for(execute))
+    option = b'{"kind":"up","model":"vit-digits","objective":"--trace"}'
+    from_afar("a member, an option as a value", lambda: ask_for(option))
+    with _Inviting(found) as inviting:
+        wrong = new_code()
+        for number in range(TRIES):
+            words = ("join", wrong, "--at", pi1, "--key", f"wrong{number}.pem", "--name", "stranger")
+            refused(f"wrong code, try {number + 1}", *words)
+        refused("the code after three tries", "join", inviting.code, "--at", pi1, "--key", "void.pem")
+        shown["the machine with the code"] = inviting.end()
+    with _Inviting(found) as inviting, _Recorder(found, (pi1, JOIN_PORT)) as recorder:
+        words = ("--at", f"{found.addresses['pi3']}:{recorder.port}", "--key", "fourth.pem", "--name", "pi4")
+        found.run("pi3", "join", inviting.code, *words)
+        refused("a code that was used", "join", inviting.code, "--at", pi1, "--key", "again.pem")
+        inviting.end()
+    with _Inviting(found) as inviting:
+        with ThreadPoolExecutor(1, initializer=enter, initargs=(found, "pi3")) as pool:
+            pool.submit(_replay, (pi1, JOIN_PORT), recorder.sent).result()
+        inviting.process.terminate()
+        shown["a replayed join"] = inviting.end()
+    found.type("pi1", "nodes", "remove", "pi3")
+    refused("a removed node", "status", "--node", pi1)
+    after = {each.pid for each in found.process("pi1").children(recursive=True)}
+    return {**shown, "programs that ran for them (0)": str(len(after - before))}
+
+
+def _said_by(ask: Callable[[], object]) -> str:
+    """Return what a request was answered with."""
+    try:
+        ask()
+    except (OSError, PipeEdgeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "answered"
+
+
+class _Inviting:
+    """``pipeedge key`` on the asked host, which prints a code."""
+
+    def __init__(self, found: Boards) -> None:
+        self.process = subprocess.Popen(
+            found.command("pi1", "key"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def __enter__(self) -> _Inviting:
+        for line in self.process.stdout or ():
+            if (match := re.search(r"join (\S+)", line)) is not None:
+                self.code = match[1]
+                return self
+        raise SystemExit("'pipeedge key' has printed no code")
+
+    def end(self) -> str:
+        """Return what it has said since, once it has ended."""
+        return " | ".join(self.process.communicate(timeout=60)[0].strip().splitlines())
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class _Recorder:
+    """Passes one connection on from pi3 to another place, and keeps what the caller sends."""
+
+    def __init__(self, found: Boards, place: tuple[str, int]) -> None:
+        self.sent = b""
+        self._place = place
+        self._pool = ThreadPoolExecutor(2, initializer=enter, initargs=(found, "pi3"))
+        self._listener = self._pool.submit(socket.create_server, (found.addresses["pi3"], 0)).result()
+        self.port = int(self._listener.getsockname()[1])
+
+    def __enter__(self) -> _Recorder:
+        self._pool.submit(self._pass)
+        return self
+
+    def _pass(self) -> None:
+        caller, _ = self._listener.accept()
+        with caller, socket.create_connection(self._place, 10) as host:
+            self._pool.submit(self._back, host, caller)
+            while part := caller.recv(4096):
+                self.sent += part
+                host.sendall(part)
+
+    def _back(self, host: socket.socket, caller: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while part := host.recv(4096):
+                caller.sendall(part)
+            caller.shutdown(socket.SHUT_RDWR)
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._pool.shutdown(wait=False)
+
+
+def _replay(place: tuple[str, int], sent: bytes) -> None:
+    with socket.create_connection(place, 10) as sock, contextlib.suppress(OSError):
+        sock.sendall(sent)
+        while sock.recv(4096):
+            pass
 
 
 def main(argv: Sequence[str] | None = None) -> None:
