@@ -10,7 +10,7 @@ store, identity         what a node keeps, and its key
 pieces                  weights, of which it fetches what its ranks read
 pairing, inviting       joining by a code
 discovery, facts        who is here
-composing, sharing      from profiles, or sizes, to a plan
+composing               from profiles to the files of a plan
 deployment              from a plan to a run, and on
 node, main              a node as a program
 options, commands       the other programs

@@ -124,6 +124,7 @@ def _up(argv: list[str], environment: Environment) -> None:
         plan=request.plan,  # type: ignore[arg-type]
         dtype=request.dtype,  # type: ignore[arg-type]
         batch_size=request.microbatch_size,
+        context=request.context,
         serve_port=request.serve,
         thorough=request.thorough,
     )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.machine import SYSTEM_RESERVE_BYTES
+from pipeedge.nodes.messages import Up
 from pipeedge.nodes.programs import SpecPaths
 from pipeedge.plan.spec_writing import save_device_types, save_devices, save_models, save_neighbors
 from pipeedge.plan.specs import DeviceType, NeighborLink
-from pipeedge.profile.emitting import model_profile, model_spec
+from pipeedge.profile.emitting import model_profile, model_spec, scaled
 from pipeedge.profile.result_files import load_results
 
-__all__ = ["PROCESS_BYTES", "ProfiledNode", "choose_nodes", "compose", "seconds_of"]
+__all__ = ["ProfiledNode", "choose_nodes", "compose", "seconds_of"]
 
-PROCESS_BYTES = 256 << 20
+_PROCESS_BYTES = 256 << 20
 """Memory of a rank without a shard, where the profile does not say."""
 _MB = 1 << 20
 
@@ -33,25 +33,18 @@ class ProfiledNode:
     """Memory that a run can use there."""
     link: NeighborLink | None
     """Link between it and the asked node; None for the asked node itself."""
+    slowness: float = 1.0
+    """Time that its layers take in runs, as a multiple of what the profile says."""
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str:
-        """Name of the node."""
-
-
-NodeT = TypeVar("NodeT", bound=_Named)
-
-
-def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choices: str) -> SpecPaths:
+def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, wanted: Up) -> SpecPaths:
     """Write the files, and return them with the options for rank 0.
 
     Args:
         nodes: The nodes in the order of their ranks, the asked one first.
         model: Name by which rank 0 knows the model.
         directory: Directory for the files.
-        choices: Further fields of ``SpecPaths``.
+        wanted: What was asked for.
 
     Raises:
         SpecError: A profile is incomplete.
@@ -66,12 +59,12 @@ def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choice
         if spec is not None and found.elements_out != spec.elements_out:
             raise RequestError(f"{node.name} has profiled another model than {nodes[0].name}")
         spec = found
-        process = PROCESS_BYTES if results.process_bytes is None else results.process_bytes
+        process = _PROCESS_BYTES if results.process_bytes is None else results.process_bytes
         memory = max(0, int(node.free_bytes - SYSTEM_RESERVE_BYTES - process)) // _MB * _MB
         types[node.name] = DeviceType(
             mem_bytes=memory,
             bw_bytes_per_s=_bandwidth(node, nodes),
-            profiles={model: (model_profile(results, str(path)),)},
+            profiles={model: (scaled(model_profile(results, str(path)), node.slowness),)},
         )
     if spec is None:
         raise RequestError("a run needs at least one node")
@@ -82,7 +75,7 @@ def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choice
         directory / "devices.yml",
         directory / "device_neighbors_world.yml",
         hosts=names,
-        **choices,
+        wanted=wanted,
     )
     save_models(paths.models, {model: spec})
     save_device_types(paths.device_types, types)
@@ -91,7 +84,9 @@ def compose(nodes: Sequence[ProfiledNode], model: str, directory: Path, **choice
     return paths
 
 
-def choose_nodes(nodes: Sequence[NodeT], most: int | None, seconds: Mapping[str, float]) -> list[NodeT]:
+def choose_nodes(
+    nodes: Sequence[ProfiledNode], most: int | None, seconds: Mapping[str, float]
+) -> list[ProfiledNode]:
     """Return the asked node, which is the first, and the fastest of the others.
 
     Args:
@@ -105,10 +100,10 @@ def choose_nodes(nodes: Sequence[NodeT], most: int | None, seconds: Mapping[str,
 
 
 def seconds_of(node: ProfiledNode, directory: Path) -> float:
-    """Return the seconds that a node takes for a microbatch of the whole model."""
+    """Return the seconds that a node takes for the whole model."""
     path = directory / f"profile-{node.name}.yml"
     path.write_text(node.results, "utf-8")
-    return sum(layer.measured.time_s for layer in load_results(path).profile_data)
+    return node.slowness * sum(layer.measured.time_s for layer in load_results(path).profile_data)
 
 
 def _bandwidth(node: ProfiledNode, nodes: Sequence[ProfiledNode]) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import queue
 import sys
@@ -26,22 +27,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeedge.base.errors import PeerError, PipeEdgeError, RequestError, one_line
-from pipeedge.base.machine import SYSTEM_RESERVE_BYTES
+from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
 from pipeedge.base.ports import free_port
 from pipeedge.base.wording import count, printable
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import ExitLimits, Output, RankExit, RankProcess, Supervisor, run_process
-from pipeedge.nodes.composing import PROCESS_BYTES, ProfiledNode, choose_nodes, compose, seconds_of
+from pipeedge.nodes.composing import ProfiledNode, choose_nodes, compose, seconds_of
 from pipeedge.nodes.messages import (
+    Granted,
     Here,
     Hold,
     News,
     Profile,
     Profiled,
-    ReadSpeed,
+    Refine,
     Serving,
-    Speed,
     StartRank,
     Up,
     is_model_name,
@@ -50,14 +50,13 @@ from pipeedge.nodes.peer import Peer, have_hold, have_profile, measure_link
 from pipeedge.nodes.pieces import PieceKeeper
 from pipeedge.nodes.programs import rank_words
 from pipeedge.nodes.remote_rank import RemoteRank
-from pipeedge.nodes.sharing import TextNode, TextWeights, share_blocks, share_words
 from pipeedge.nodes.store import NodeStore, OfferedModel
 from pipeedge.plan.specs import NeighborLink
 from pipeedge.request.environment import BEGINS, LAUNCHED, LAUNCHER, inherited_environment
 from pipeedge.transport.membership import Membership
 from pipeedge.transport.new_key import make_key
 
-__all__ = ["Deployment", "Surroundings", "ask_service"]
+__all__ = ["Deployment", "Refinement", "Surroundings", "ask_service", "meeting_address"]
 
 _LOOK_S = 5.0
 """Seconds between two looks for nodes that were not there before."""
@@ -72,9 +71,15 @@ _RUN_TIMEOUT_S = 30.0
 _HEALTH_S = 0.2
 """Seconds between two questions whether the service answers yet."""
 _SERVICE_S = 2.0
-_SPEED_S = 30.0
-"""Seconds within which a node must have measured how fast it reads memory."""
 _LINES = 200
+_REFINE_S = 30.0
+"""Seconds between two times that nodes are told how slow they are."""
+_SAME = 0.02
+"""Largest relative difference of what counts as the same slowness."""
+_SLOWNESS = (0.1, 10.0)
+"""Bounds of what nodes are told: beyond, the run has measured something else."""
+_STEPS = 1
+"""Size of a microbatch that the profiler takes for a decoder."""
 _SAMPLES = 3
 """Number of figures over which the recent rate of answers is taken, some seconds apart."""
 _SHORTEST_S = 1.0
@@ -102,8 +107,8 @@ class Surroundings(Protocol):
     def profile(self, request: Profile, words: tuple[str, ...], tell: Callable[[News], None]) -> Profiled:
         """Measure a model here."""
 
-    def reading_speed(self) -> float:
-        """Return the bytes per second that a rank here would read from memory."""
+    def refine(self, request: Refine) -> None:
+        """Keep by how much a profile of this node is off."""
 
     def borrow(self, name: str, tell: Callable[[News], None]) -> OfferedModel | None:
         """Return a model that another node has, or None."""
@@ -130,10 +135,49 @@ class _Attempt:
 
     phase: str = "gathering"
     peers: tuple[Peer, ...] = ()
+    profile: Profile | None = None
+    """What was asked of the profiler."""
+    slowness: dict[str, float] = field(default_factory=dict)
+    """What each node keeps of earlier runs beside its profile, with which this one was planned, by name."""
     supervisor: Supervisor | None = None
     again: bool = False
     """Whether it is ended to be started with other nodes."""
     started_at: float = field(default_factory=time.monotonic)
+
+
+class Refinement:
+    """How slow nodes are, as multiples of their profiles. Pure: time is passed in.
+
+    Args:
+        planned: What was known when the run was planned, by the name of the node.
+    """
+
+    def __init__(self, planned: Mapping[str, float]) -> None:
+        self._planned = dict(planned)
+        self._kept = dict(planned)
+        self._measured: dict[str, float] = {}
+        self._due_at = 0.0
+
+    def due(self, measured: Mapping[str, float], now: float) -> dict[str, float]:
+        """Return what nodes are to keep from now on, if that is another than before.
+
+        Args:
+            measured: Slowness of hosts, as multiples of what the run was planned with.
+            now: Time in seconds.
+        """
+        self._measured |= measured
+        if not self._measured or now < self._due_at:
+            return {}
+        self._due_at = now + _REFINE_S
+        low, high = _SLOWNESS
+        found = {
+            name: min(high, max(low, self._planned[name] * factor))
+            for name, factor in self._measured.items()
+            if name in self._planned
+        }
+        found = {name: new for name, new in found.items() if abs(new / self._kept[name] - 1) > _SAME}
+        self._kept |= found
+        return found
 
 
 class Deployment:
@@ -316,11 +360,10 @@ class Deployment:
         peers = self._all(found, lambda peer: self._let_fetch(peer, model))
         self._enter("profiling")
         self._generates = model.outline.family.decodes
-        plan = self._share if self._generates else self._schedule
-        peers, planning = plan(peers, model)
+        peers, planning = self._schedule(peers, model)
         self._attempt.peers = tuple(peers)
         kept = {peer.name for peer in peers}
-        address = _meeting_address([own_end for peer, own_end in found if peer.name in kept])
+        address = meeting_address([own_end for peer, own_end in found if peer.name in kept])
         start = StartRank(
             run=self.run_name,
             rank=1,
@@ -374,55 +417,15 @@ class Deployment:
         seconds = {node.name: seconds_of(node, run) for node in nodes}
         nodes = choose_nodes(nodes, self.wanted.count, seconds)
         own = dict(zip(model.words[::2], model.words[1::2], strict=True))["--model"]
-        wanted = self.wanted
-        planning = compose(nodes, own, run, objective=wanted.objective, plan=wanted.plan, dtype=wanted.dtype)
+        planning = compose(nodes, own, run, self.wanted)
         names = {node.name for node in nodes}
         return [peer for peer in kept if peer.name in names], planning.words()
 
-    def _share(self, peers: Sequence[Peer], model: OfferedModel) -> tuple[list[Peer], tuple[str, ...]]:
-        """Share the blocks of a decoder by the bytes of its weights; return the nodes to use, and options.
-
-        Raises:
-            RequestError: An option is one of encoders.
-            InfeasibleError: The weights do not fit the memory of the nodes.
-        """
-        wanted, around = self.wanted, self._around
-        if wanted.plan != "cut":
-            raise RequestError(
-                f"--plan {wanted.plan}: a decoder is shared by the bytes of its weights; leave it out"
-            )
-        began = time.monotonic()
-        speeds: dict[str, float] = {}
-
-        def measure(peer: Peer) -> None:
-            with peer.call(around.membership) as talk:
-                speeds[peer.name] = talk.ask(ReadSpeed(self.run_name), Speed, _SPEED_S).bytes_per_s
-
-        with ThreadPoolExecutor(1) as pool:
-            own = pool.submit(around.reading_speed)
-            kept = self._all([(peer, "") for peer in peers], measure)
-            speeds[around.name] = own.result()
-        self._profiled_s = time.monotonic() - began
-        self._enter("starting")
-        facts = {around.name: around.facts(), **{peer.name: peer.here for peer in kept}}
-        nodes = [
-            TextNode(name, speeds[name], max(0, here.memory - SYSTEM_RESERVE_BYTES - PROCESS_BYTES))
-            for name, here in facts.items()
-        ]
-        nodes = choose_nodes(nodes, wanted.count, {name: 1 / speed for name, speed in speeds.items()})
-        shares = share_blocks(TextWeights.of(model.outline.config, wanted.dtype), nodes, wanted.objective)
-        told = ", ".join(
-            f"{node.name} {count(share, 'block') if share else 'waits'}"
-            for node, share in zip(nodes, shares, strict=True)
-        )
-        self._note(News(f"shared by what each reads from memory in a second: {told}"))
-        names = {node.name for node in nodes}
-        words = (*share_words(shares), "--dtype", wanted.dtype)
-        return [peer for peer in kept if peer.name in names], words
-
     def _profiles(self, peers: Sequence[Peer], model: OfferedModel) -> tuple[list[ProfiledNode], list[Peer]]:
         wanted = self.wanted
-        request = Profile(model.place, wanted.batch_size, wanted.dtype, wanted.thorough)
+        # A decoder's profile is of steps of several sizes, whatever the number of its texts.
+        size = _STEPS if self._generates else wanted.batch_size
+        request = Profile(model.place, size, wanted.dtype, wanted.thorough)
         around = self._around
         results: dict[str, tuple[Profiled, NeighborLink]] = {}
 
@@ -434,11 +437,12 @@ class Deployment:
             own = pool.submit(around.profile, request, model.words, self._teller(around.name))
             kept = self._all([(peer, "") for peer in peers], measure)
             mine = own.result()
-        nodes = [ProfiledNode(around.name, mine.results, around.facts().memory, None)]
-        nodes += [
-            ProfiledNode(peer.name, results[peer.name][0].results, peer.here.memory, results[peer.name][1])
-            for peer in kept
-        ]
+        nodes = [ProfiledNode(around.name, mine.results, around.facts().memory, None, mine.slowness)]
+        for peer in kept:
+            its, link = results[peer.name]
+            nodes.append(ProfiledNode(peer.name, its.results, peer.here.memory, link, its.slowness))
+        self._attempt.profile = request
+        self._attempt.slowness = {node.name: node.slowness for node in nodes}
         return nodes, kept
 
     def _all(self, found: Sequence[tuple[Peer, str]], work: Callable[[Peer], None]) -> list[Peer]:
@@ -517,12 +521,34 @@ class Deployment:
         self._tell_end(Serving(self.url, time.monotonic() - self._began, self._profiled_s))
         with self._lock:
             self._answered.clear()
+        refinement = Refinement(self._attempt.slowness)
         while not over.wait(_LOOK_S):
             service = ask_service(self.wanted.serve_port, "/status")
             if service is not None:
                 with self._lock:
                     self._answered.append((time.monotonic(), self._progress(service)))
+                self._refine(refinement.due(service["slowness"], time.monotonic()))
             self._welcome()
+        self._refine(refinement.due({}, math.inf))
+
+    def _refine(self, found: Mapping[str, float]) -> None:
+        """Let nodes keep how slow they are, for the plans of later runs.
+
+        Args:
+            found: Time of the layers of each node as a multiple of what its profile says, by its name.
+        """
+        attempt, around = self._attempt, self._around
+        peers = {peer.name: peer for peer in attempt.peers}
+        for name, slowness in found.items():
+            if attempt.profile is None:
+                return
+            request = Refine(attempt.profile, slowness)
+            with contextlib.suppress(PipeEdgeError):  # it is measured again
+                if name == around.name:
+                    around.refine(request)
+                elif name in peers:
+                    with peers[name].call(around.membership) as talk:
+                        talk.ask(request, Granted, _SERVICE_S)
 
     def _welcome(self) -> None:
         """Plan anew if a node is here that can take part and does not."""
@@ -620,7 +646,7 @@ def _for_rank(request: StartRank, rank: int) -> StartRank:
     return StartRank(**{**values, "rank": rank})
 
 
-def _meeting_address(own_ends: Sequence[str]) -> str:
+def meeting_address(own_ends: Sequence[str]) -> str:
     """Return the address of this machine at which rank 0 listens: the one that most nodes reach."""
     usable = [each for each in own_ends if each]
     return Counter(usable).most_common(1)[0][0] if usable else "127.0.0.1"

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import numpy as np
 import psutil
 
 import pipeedge
 from pipeedge.base.machine import available_bytes, processors
 from pipeedge.nodes.messages import Here
 
-__all__ = ["processor_name", "reading_speed", "state_facts"]
-
-_BLOCK_BYTES = 32 << 20
-"""Bytes that each thread reads: more than caches hold."""
-_READING_S = 0.5
-"""Seconds of reading: several periods of a quota of processor time."""
+__all__ = ["processor_name", "state_facts"]
 
 
 @cache
@@ -73,31 +64,6 @@ def state_facts(name: str, port: int, serial: str) -> Here:
         port=port,
         serial=serial,
     )
-
-
-def reading_speed(
-    threads: int, seconds: float = _READING_S, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Return the bytes that so many threads together read from memory per second.
-
-    Args:
-        threads: Number of threads.
-        seconds: Shortest time to measure for.
-        clock: Returns the time in seconds.
-    """
-    blocks = [np.ones(_BLOCK_BYTES // 4, np.float32) for _ in range(threads)]
-    began = clock()
-
-    def read(block: np.ndarray[tuple[int], np.dtype[np.float32]]) -> int:
-        done = 0
-        while not done or clock() - began < seconds:
-            block.max()
-            done += block.nbytes
-        return done
-
-    with ThreadPoolExecutor(threads) as pool:
-        done = sum(pool.map(read, blocks))
-    return done / (clock() - began)
 
 
 @cache

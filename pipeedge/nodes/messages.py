@@ -8,7 +8,7 @@
     getranges    Blob and its bytes, for each          parts of such a file, as far as they are here
     findmodel    Offered                               the files of a model by its name, without contents
     profile      News ..., Profiled                measures the layers of a model
-    readspeed    Speed                             measures how fast memory is read
+    refine       Granted                              keeps what a run has measured of that
     startrank    Said ..., Ended                       runs one rank; it lives as long as the connection
     remove       Granted                                  takes a newer list of removed nodes
     up           News ..., Serving                   plans, starts and serves a model on all nodes
@@ -52,9 +52,8 @@ __all__ = [
     "News",
     "FindModel",
     "Offered",
-    "ReadSpeed",
-    "Speed",
     "Serving",
+    "Refine",
     "Refused",
     "Remove",
     "Said",
@@ -74,6 +73,8 @@ Key: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:%_-]{0,127}$")]
 _NAMED = rf"{_PART}(/{_PART})?(#[A-Za-z0-9]{{1,15}})?"
 ModelName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_NAMED}$")]
+Slowness: TypeAlias = Annotated[float, Meta(ge=0.05, le=20)]
+"""Time that layers take, as a multiple of what their profile says."""
 DType: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 _World: TypeAlias = Annotated[int, Meta(ge=1, le=1024)]
 _Batch: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
@@ -161,11 +162,11 @@ class Profile(Message, frozen=True):
     """Whether as many passes are measured as the profiler takes by itself, rather than a few."""
 
 
-class ReadSpeed(Message, frozen=True):
-    """Measure how fast this node reads memory, which decides how fast it generates text."""
+class Refine(Message, frozen=True):
+    """Keep by how much a profile is off, as a run has found out."""
 
-    run: Name
-    """Name of the run that it is for."""
+    profile: Profile
+    slowness: Slowness
 
 
 class StartRank(Message, frozen=True):
@@ -205,6 +206,8 @@ class Up(Message, frozen=True):
     plan: Literal["cut", "auto"] = "cut"
     dtype: DType = "float32"
     batch_size: _Batch = 8
+    context: Annotated[int, Meta(ge=1)] | None = None
+    """Longest prompt and answer of a decoder together, in tokens; None for what the memory allows."""
     serve_port: Positive = 8000
     thorough: bool = False
 
@@ -235,7 +238,7 @@ TO_NODE = (
     | GetRanges
     | FindModel
     | Profile
-    | ReadSpeed
+    | Refine
     | StartRank
     | Remove
     | Up
@@ -319,12 +322,8 @@ class Profiled(Message, frozen=True):
     results: LongText
     seconds: Amount
     """Duration of the measurement; 0 if it was made before."""
-
-
-class Speed(Message, frozen=True):
-    """How fast a node reads memory."""
-
-    bytes_per_s: Annotated[float, Meta(gt=0)]
+    slowness: Slowness = 1.0
+    """What runs have measured of it."""
 
 
 class Said(Message, frozen=True):
@@ -372,7 +371,6 @@ FROM_NODE = (
     | Blob
     | Offered
     | Profiled
-    | Speed
     | Said
     | Ended
     | Serving

@@ -30,12 +30,13 @@ from pipeedge.base.wording import figure, printable
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.models.architecture import Architecture
+from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.registry import find_any
 from pipeedge.models.weights.pieces import PIECES_SUFFIX
 from pipeedge.models.weights.safetensors_files import SafetensorsFile
 from pipeedge.nodes.deployment import Deployment
 from pipeedge.nodes.discovery import Address, Discovery
-from pipeedge.nodes.facts import reading_speed, state_facts
+from pipeedge.nodes.facts import state_facts
 from pipeedge.nodes.messages import (
     About,
     Answered,
@@ -56,11 +57,10 @@ from pipeedge.nodes.messages import (
     Offered,
     Profile,
     Profiled,
-    ReadSpeed,
+    Refine,
     Remove,
     Said,
     Serving,
-    Speed,
     StartRank,
     StateOf,
     Up,
@@ -245,21 +245,21 @@ class Node:
         Raises:
             PipeEdgeError: The profiler has failed.
         """
-        key = profile_key(request, self.facts(), inherited_environment().get("OMP_NUM_THREADS", ""))
-        thorough = self.store.profile([*key, "thorough"])
-        path = thorough if request.thorough or thorough.exists() else self.store.profile(key)
+        key, path = self._profile_of(request)
         if path.exists():
             with contextlib.suppress(PipeEdgeError):
                 load_results(path)
                 tell(News("profiled before"))
-                return Profiled(path.read_text("utf-8"), 0.0)
+                return Profiled(path.read_text("utf-8"), 0.0, self.store.slowness(path))
             path.unlink()  # damaged, as by a power failure
+        self.store.keep_slowness(path, None)
         began = time.monotonic()
         block = block_key(find_any(words[1]).config, key)
         for like in () if request.thorough else self.store.alike(block):
             tell(News("taking the times from a model with the same blocks"))
             with contextlib.suppress(PeerFailedError):  # its blocks differ in what the key does not say
                 self._run_profiler(request, words, path, like)
+                self.store.keep_slowness(path, self.store.slowness(like))
                 break
         else:
             tell(News("profiling"))
@@ -268,6 +268,23 @@ class Node:
         seconds = time.monotonic() - began
         tell(News(f"profiled in {seconds:.1f} s"))
         return Profiled(path.read_text("utf-8"), seconds)
+
+    def _profile_of(self, request: Profile) -> tuple[list[str], Path]:
+        """Return what a profile of this machine depends on, and the file that has it or is to have it."""
+        key = profile_key(request, self.facts(), inherited_environment().get("OMP_NUM_THREADS", ""))
+        thorough = self.store.profile([*key, "thorough"])
+        return key, thorough if request.thorough or thorough.exists() else self.store.profile(key)
+
+    def refine(self, request: Refine) -> None:
+        """Keep by how much a profile is off.
+
+        Raises:
+            RequestError: There is no such profile here.
+        """
+        _, path = self._profile_of(request.profile)
+        if not path.exists():
+            raise RequestError(f"this node has no profile of {request.profile.model.name}")
+        self.store.keep_slowness(path, request.slowness)
 
     def _run_profiler(
         self, request: Profile, words: tuple[str, ...], path: Path, like: Path | None = None
@@ -348,7 +365,7 @@ class Node:
             GetRanges: self._give,
             FindModel: self._offer,
             Profile: self._profile_for,
-            ReadSpeed: self._tell_speed,
+            Refine: self._refine,
             StartRank: self._run_rank,
             Remove: self._remove,
             Up: self._up,
@@ -570,14 +587,9 @@ class Node:
         with self._slot.taken(f"a profile of {request.model.name}", talk.name):
             talk.send(self.profile(request, located(request.model, self.store.models), talk.send))
 
-    def reading_speed(self) -> float:
-        """Return the bytes per second that a rank here would read from memory."""
-        threads = inherited_environment().get("OMP_NUM_THREADS", "")
-        return reading_speed(int(threads) if threads.isdecimal() and int(threads) else self.facts().cores)
-
-    def _tell_speed(self, talk: Talk, request: ReadSpeed) -> None:
-        with self._slot.taken(request.run, talk.name):
-            talk.send(Speed(self.reading_speed()))
+    def _refine(self, talk: Talk, request: Refine) -> None:
+        self.refine(request)
+        talk.send(Granted())
 
     def _run_rank(self, talk: Talk, request: StartRank) -> None:
         with self._slot.taken(request.run, talk.name):
@@ -811,6 +823,9 @@ def block_key(config: Architecture, key: Sequence[str]) -> list[str]:
         key: What its profile depends on (``profile_key``).
     """
     values = {name: value for name, value in config.as_dict().items() if name not in _DEPTH}
+    if isinstance(config.options, DecoderOptions):  # has a window and a rotation for each block
+        kinds = set(zip(config.options.windows, config.options.rotation, strict=True))
+        values["options"] |= {"windows": sorted(kinds), "rotation": None}
     return [json.dumps(values, sort_keys=True, default=str), *key[1:]]
 
 

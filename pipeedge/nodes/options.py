@@ -26,7 +26,7 @@ from pipeedge.request.declared import (
     read_variables,
 )
 from pipeedge.request.environment import Environment
-from pipeedge.request.generation import GenerationRequest
+from pipeedge.request.generation import CacheRequest, GenerationRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, names, nonempty, path
 
@@ -165,6 +165,7 @@ class UpRequest(ClientRequest):
         "float32", "--dtype", choices=DTYPES, help="number type of weights and computation ({default})"
     )
     microbatch_size: int = option_like(RunRequest, "microbatch_size")
+    context: int | None = option_like(CacheRequest, "context")
     serve: int = option(
         8000,
         "--serve",

@@ -11,17 +11,17 @@ their types (``messages``).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from pipeedge.nodes.messages import ModelPlace, Profile, StartRank
+from pipeedge.nodes.messages import ModelPlace, Profile, StartRank, Up
 
 __all__ = ["QUICK_PASSES", "SpecPaths", "located", "profile_words", "rank_words"]
 
 
 QUICK_PASSES = "3"
-"""Passes of a quick profile, after one that warms up. With a single one, a moment's load on the machine moves
-the cut; a run corrects what is left (``--replan auto``)."""
+"""Passes of a quick profile, or rounds of a decoder's steps, after one that warms up. With a single one, a
+moment's load on the machine moves the cut; a run corrects what is left (``--replan auto``)."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,20 @@ class SpecPaths:
     device_types: Path
     devices: Path
     neighbors: Path
-    hosts: tuple[str, ...] = field(default=())
+    hosts: tuple[str, ...]
     """Name of each rank's node, as in the files."""
-    objective: str = "throughput"
-    plan: str = "cut"
-    dtype: str = "float32"
+    wanted: Up
+    """What was asked for."""
 
     def words(self) -> tuple[str, ...]:
         """Return the options."""
+        wanted = self.wanted
         return (
             *("--sched-models-file", str(self.models), "--sched-dev-types-file", str(self.device_types)),
             *("--sched-dev-file", str(self.devices), "--sched-dev-neighbors-file", str(self.neighbors)),
-            *("--hosts", ",".join(self.hosts), "--objective", self.objective, "--plan", self.plan),
-            *(("--dtype", self.dtype) if self.dtype != "float32" or self.plan == "cut" else ()),
+            *("--hosts", ",".join(self.hosts), "--objective", wanted.objective, "--plan", wanted.plan),
+            *(("--dtype", wanted.dtype) if wanted.dtype != "float32" or wanted.plan == "cut" else ()),
+            *(() if wanted.context is None else ("--context", str(wanted.context))),
             *("--replan", "auto"),
         )
 

@@ -4,7 +4,8 @@ DIR/node.pem            its own key, signed by the cluster's, where it holds tha
 DIR/removed.pem         newest list of removed nodes
 DIR/known.json          nodes that were met, with address and serial number
 DIR/wanted.json         what to serve, also after a restart
-DIR/profiles/           results files of the profiler, by device, model, number type and kernels
+DIR/profiles/           results files of the profiler, by device, model, number type and kernels, and what
+                        runs have measured of them
 DIR/models/DIGEST/      files of models
 DIR/run/                the scheduler's files of the run
 """
@@ -184,6 +185,19 @@ class NodeStore:
         digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
         plain = "".join(letter if letter.isalnum() else "-" for letter in key[0])[-40:]
         return self.directory / "profiles" / f"{plain}-{digest}.yml"
+
+    def slowness(self, profile: Path) -> float:
+        """Return what runs have measured of a profile: its times are that many times as long."""
+        found: float = self._read(str(_slowness_of(profile).relative_to(self.directory)), float, 1.0)
+        return found
+
+    def keep_slowness(self, profile: Path, slowness: float | None) -> None:
+        """Keep what runs have measured of a profile, or forget it: the profile is a new one."""
+        path = _slowness_of(profile)
+        if slowness is None:
+            path.unlink(missing_ok=True)
+        else:
+            self._write(str(path.relative_to(self.directory)), slowness)
 
     def keep_block(self, profile: Path, block: Sequence[str]) -> None:
         """Remember of which block a profile is, with the machine and all else that it depends on."""
@@ -393,3 +407,7 @@ _WEIGHTS = frozenset({".npz", ".safetensors"})
 """Suffixes of files of weights, which are fetched piece by piece."""
 _SUFFIXES = frozenset({".json", ".jinja", ".model", ".safetensors", ".txt"})
 """Suffixes of the files of a model directory: configuration, tokenizer and weights."""
+
+
+def _slowness_of(profile: Path) -> Path:
+    return profile.with_suffix(".slowness.json")

@@ -72,6 +72,7 @@ class PipelineState:
         self._schedule: Schedule | None = None
         self._heard: deque[Mapping[int, StageWork]] = deque(maxlen=_BEATS)
         self._epoch = EpochState()
+        self._slowness: Mapping[str, float] = {}
         self._events: deque[PipelineEvent] = deque(maxlen=_EVENTS)
 
     # -- told by the run -----------------------------------------------------------------------------
@@ -116,6 +117,11 @@ class PipelineState:
             again = count(repeated, "microbatch")
             self._note(f"goes on after {seconds:.1f} s without a result; {again} computed again")
 
+    def measured(self, slowness: Mapping[str, float]) -> None:
+        """Take how slow the hosts are, as multiples of what their profiles say."""
+        with self._lock:
+            self._slowness = dict(slowness)
+
     def _note(self, line: str) -> None:
         self._events.append(PipelineEvent(self._clock(), str(line)))  # plain, for JSON
 
@@ -132,6 +138,15 @@ class PipelineState:
         """The epoch, and what the earlier ones have cost."""
         with self._lock:
             return self._epoch
+
+    @property
+    def slowness(self) -> Mapping[str, float]:
+        """Time of the layers of each host as a multiple of its profile, relative to what all have in common.
+
+        It is empty where there are no profiles, and until enough microbatches were computed.
+        """
+        with self._lock:
+            return self._slowness
 
     def events(self) -> list[PipelineEvent]:
         """Return the latest events, the last one first."""

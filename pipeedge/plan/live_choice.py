@@ -240,6 +240,12 @@ class LivePlanning:
         return len(self._of_present) >= WINDOWS
 
     @property
+    def slowness(self) -> dict[str, float]:
+        """Slowness of hosts as measured lately, relative to what all of them have in common, by host."""
+        known = self._known(self._moved_figures.measured())
+        return {key[0]: value for key, value in known.items() if len(key) == 1}
+
+    @property
     def expected(self) -> Conditions:
         """Conditions to plan for. They are known after the first window."""
         return self._absolute(self._known(self._moved_figures.settled()))

@@ -171,7 +171,7 @@ def _lists(measured: Sequence[Measurement]) -> dict[str, Any]:
     return found
 
 
-def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
+def scaled(profile: ModelProfile, factor: float) -> ModelProfile:
     """Return the profile of a device that takes ``factor`` times as long, for planning."""
     return replace(
         profile,
@@ -182,7 +182,6 @@ def scaled(profile: ModelProfile, factor: float, source: str) -> ModelProfile:
         overhead_s=None if profile.overhead_s is None else factor * profile.overhead_s,
         handling={name: costs.scaled(factor) for name, costs in profile.handling.items()},
         steps=None if profile.steps is None else profile.steps.scaled(factor),
-        extra={**profile.extra, "synthetic": {"from": source, "factor": factor}},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeedge.base.errors import SpecError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs
@@ -56,7 +56,7 @@ def synthesize(command: SyntheticCommand, tell: Callable[[str], None]) -> None:
         path,
         emit.type_name or "",
         [
-            (model, emitting.scaled(profile, factor, origin.name))
+            (model, _marked(emitting.scaled(profile, factor), origin.name, factor))
             for model, each in known.items()
             for profile in each
         ],
@@ -93,3 +93,8 @@ def _from_type(command: SyntheticCommand, base: str) -> _Origin:
     new = command.emit.type_name not in types
     figures = emitting.Figures(kind.mem_bytes, kind.bw_bytes_per_s) if new else emitting.Figures()
     return _Origin(base, kind.profiles, figures)
+
+
+def _marked(profile: ModelProfile, source: str, factor: float) -> ModelProfile:
+    """Return a profile that says where it comes from."""
+    return replace(profile, extra={**profile.extra, "synthetic": {"from": source, "factor": factor}})

@@ -19,6 +19,7 @@ from pipeedge.base.fields import Options
 from pipeedge.base.text_lengths import are_alike, mean_of
 from pipeedge.base.wording import count, figure
 from pipeedge.control.changing import RunSnapshot, Switched
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.change_detection import WindowMaker, WorkWindow
 from pipeedge.plan.live_choice import LivePlanning, Objective, Proposal
@@ -39,9 +40,18 @@ _UNITS_OF_TEXT = ("s a token of a lone stream", "J a token")
 """Units of latency and energy."""
 
 
-def watch_run(context: RankContext, session: RunSession, decider: Decider) -> None:
-    """Watch a run with several ranks, scheduled from files, in a thread of its own."""
-    watcher = RunWatcher(context, session, decider)
+def watch_run(
+    context: RankContext, session: RunSession, decider: Decider, shown: PipelineState | None = None
+) -> None:
+    """Watch a run with several ranks, scheduled from files, in a thread of its own.
+
+    Args:
+        context: Rank 0.
+        session: Session of the ranks.
+        decider: Rank 0's decisions.
+        shown: What is told how slow hosts are, or None.
+    """
+    watcher = RunWatcher(context, session, decider, shown=shown)
     threading.Thread(target=watcher.run, name="replanner", daemon=True).start()
 
 
@@ -54,6 +64,7 @@ class RunWatcher:
         decider: Rank 0's decisions, which have the present plan.
         clock: Clock in seconds.
         pause: Waits for a number of seconds.
+        shown: What is told how slow hosts are, or None.
     """
 
     def __init__(
@@ -63,10 +74,12 @@ class RunWatcher:
         decider: Decider,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] | None = None,
+        shown: PipelineState | None = None,
     ) -> None:
         self._context = context
         self._session = session
         self._decider = decider
+        self._shown = shown
         self._clock = clock
         self._pause = pause or threading.Event().wait
         self._names = host_names(context.request)
@@ -103,6 +116,8 @@ class RunWatcher:
                 self._decide(planning, search, window, plan, seen)
                 if planning.is_settled:
                     self._decider.as_measured = self._as_measured(planning, search, plan.max_tokens)
+                    if self._shown is not None:
+                        self._shown.measured(planning.slowness)
             self._pause(_LOOK_S)
 
     def _planning(self, plan: Plan, outdated: str | None = None) -> tuple[LiveSearch, LivePlanning]:

@@ -142,7 +142,7 @@ def agree(context: RankContext, session: RunSession, prepared: Prepared) -> Plan
         if context.request.schedule.watched and context.request.world.size > 1:
             from pipeedge.run.live_planning import watch_run  # only rank 0 needs the scheduler
 
-            watch_run(context, session, decider)
+            watch_run(context, session, decider, None if prepared.data is None else prepared.data.watcher)
         context.program.begins()
     if prepared.data is not None:
         from pipeedge.run.resuming import plan_dependencies  # only the data rank needs it

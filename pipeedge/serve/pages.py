@@ -115,6 +115,7 @@ class Pages:
                 "bottleneck": watch.bottleneck(),
                 "queue": dataclasses.asdict(self._asker.service.queue.state()),
                 "epoch": dataclasses.asdict(watch.epoch),
+                "slowness": dict(watch.slowness),
                 "events": [dataclasses.asdict(event) for event in watch.events()],
             }
         )

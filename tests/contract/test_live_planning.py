@@ -20,6 +20,7 @@ from pipeedge.control.changing import Dropped, RunSnapshot, Switched
 from pipeedge.control.liveness import RankStatus
 from pipeedge.models import find_model
 from pipeedge.observe.metrics import StageWork
+from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
@@ -98,7 +99,8 @@ class SimulatedRun:
             present=self.plan, change=self._change, as_measured=None, limits=planned.limits, lengths=None
         )
         spoil()
-        RunWatcher(context, session, self.decider, self.clock, self._pass).run()
+        self.shown = PipelineState()
+        RunWatcher(context, session, self.decider, self.clock, self._pass, self.shown).run()
 
     def _pass(self, seconds: float) -> None:
         self._compute(self._heard_s * seconds)
@@ -260,6 +262,13 @@ def test_a_run_that_is_as_planned_is_left_alone(files: str) -> None:
     run = SimulatedRun(f"0 3 {files}", 200, lambda now_s, rank: 1.0)
     assert run.lines == []
     assert run.decider.as_measured is None
+    assert run.shown.slowness == pytest.approx({"a": 1.0, "b": 1.0, "c": 1.0})
+
+
+def test_a_host_that_is_too_little_slower_for_another_plan_is_shown(files: str) -> None:
+    run = SimulatedRun(f"0 3 {files}", 60, lambda now_s, rank: 1.2 if rank == 1 else 1.0)
+    assert run.lines == []
+    assert run.shown.slowness == pytest.approx({"a": 1.0, "b": 1.2, "c": 1.0})
 
 
 def test_the_plan_after_a_loss_is_for_the_speed_that_hosts_have_had(files: str) -> None:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from effort import cases
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import write_results
 
 from pipeedge.base.errors import InputError, PeerFailedError, RequestError
 from pipeedge.nodes.commands import streamed_pieces
-from pipeedge.nodes.composing import ProfiledNode, choose_nodes, compose
-from pipeedge.nodes.deployment import _meeting_address
+from pipeedge.nodes.composing import ProfiledNode, choose_nodes, compose, seconds_of
+from pipeedge.nodes.deployment import Refinement, meeting_address
 from pipeedge.nodes.discovery import cluster_label, code_label
-from pipeedge.nodes.messages import Here, ModelFile, ModelPlace, News, Profile
+from pipeedge.nodes.messages import Here, ModelFile, ModelPlace, News, Profile, Up
 from pipeedge.nodes.node import profile_key
 from pipeedge.nodes.options import parse_members, parse_node, parse_up
 from pipeedge.nodes.shown import answer_lines, bar, state_page
 from pipeedge.nodes.store import NodeStore, digest_of
-from pipeedge.plan.spec_files import read_files
+from pipeedge.plan.spec_files import load_device_types, read_files
 from pipeedge.plan.specs import NeighborLink
 from pipeedge.profile.results import LayerResult, Measurement
 from pipeedge.request.environment import Environment
@@ -50,7 +54,7 @@ def node(name: str, results: str, link: NeighborLink | None = None) -> ProfiledN
 def test_the_files_describe_each_node_as_a_device_type_with_its_links(results: str, tmp_path: Path) -> None:
     slow, fast = NeighborLink(1e6, 0.002), NeighborLink(1e8, 0.001)
     nodes = [node("pi1", results), node("pi2", results, slow), node("pi3", results, fast)]
-    paths = compose(nodes, "m", tmp_path, objective="latency")
+    paths = compose(nodes, "m", tmp_path, Up("m", objective="latency", context=512))
     found = read_files(
         models=paths.models, device_types=paths.device_types, devices=paths.devices, neighbors=paths.neighbors
     )
@@ -61,6 +65,51 @@ def test_the_files_describe_each_node_as_a_device_type_with_its_links(results: s
     assert found.neighbors["pi3"]["pi1"].latency_s == pytest.approx(0.001)
     assert paths.words()[-2:] == ("--replan", "auto")
     assert "latency" in paths.words()
+    assert paths.words()[paths.words().index("--context") + 1] == "512"
+
+
+def test_a_node_that_runs_have_found_slower_is_planned_so(results: str, tmp_path: Path) -> None:
+    nodes = [node("pi1", results), replace(node("pi2", results, NeighborLink(1e6)), slowness=1.5)]
+    paths = compose(nodes, "m", tmp_path, Up("m"))
+    found = load_device_types(paths.device_types)
+    times = [found[name].profiles["m"][0].time_s for name in ("pi1", "pi2")]
+    assert times == [(0.5, 0.5), (0.75, 0.75)]
+    assert [seconds_of(each, tmp_path) for each in nodes] == [1.0, 1.5]
+
+
+FACTORS = st.dictionaries(st.sampled_from(["pi1", "pi2", "stranger"]), st.floats(0.2, 5))
+
+
+@given(FACTORS.map(lambda found: {"pi1": 1.0, **found}), st.lists(st.tuples(FACTORS, st.floats(0, 60))))
+@settings(max_examples=cases(60))
+def test_nodes_keep_what_was_measured_last_of_the_profiles_that_were_planned_with(
+    planned: dict[str, float], seen: list[tuple[dict[str, float], float]]
+) -> None:
+    refinement, now, kept, times = Refinement(planned), 0.0, dict(planned), []
+    for measured, pause_s in seen:
+        now += pause_s
+        found = refinement.due(measured, now)
+        kept |= found
+        times += [now] if found else []
+    kept |= refinement.due({}, math.inf)
+    assert all(later - sooner >= 30 for sooner, later in itertools.pairwise(times))
+    latest: dict[str, float] = {}
+    for measured, _ in seen:
+        latest |= measured
+    for name, factor in planned.items():
+        wanted = min(10.0, max(0.1, factor * latest[name])) if name in latest else factor
+        assert kept[name] == pytest.approx(wanted, rel=0.02)
+    assert kept.keys() == planned.keys()
+
+
+def test_what_runs_have_measured_is_kept_until_a_new_profile(tmp_path: Path) -> None:
+    store = NodeStore(tmp_path / "a")
+    profile = store.profile(["m"])
+    assert store.slowness(profile) == 1.0
+    store.keep_slowness(profile, 1.25)
+    assert NodeStore(tmp_path / "a").slowness(profile) == 1.25
+    store.keep_slowness(profile, None)
+    assert store.slowness(profile) == 1.0
 
 
 def test_profiles_of_different_models_are_not_mixed(results: str, tmp_path: Path) -> None:
@@ -68,7 +117,7 @@ def test_profiles_of_different_models_are_not_mixed(results: str, tmp_path: Path
     if other == results:
         other = results.replace("17", "18")
     with pytest.raises(RequestError, match="pi2 has profiled another model than pi1"):
-        compose([node("pi1", results), node("pi2", other, NeighborLink(1e6))], "m", tmp_path)
+        compose([node("pi1", results), node("pi2", other, NeighborLink(1e6))], "m", tmp_path, Up("m"))
 
 
 @given(st.lists(st.floats(0.1, 9), min_size=1, max_size=6, unique=True), st.integers(1, 8) | st.none())
@@ -84,8 +133,8 @@ def test_the_asked_node_and_the_fastest_others_are_chosen(times: list[float], mo
 
 
 def test_rank_0_listens_where_most_nodes_reach_it() -> None:
-    assert _meeting_address(["10.0.0.1", "192.0.2.1", "10.0.0.1", ""]) == "10.0.0.1"
-    assert _meeting_address([]) == "127.0.0.1"
+    assert meeting_address(["10.0.0.1", "192.0.2.1", "10.0.0.1", ""]) == "10.0.0.1"
+    assert meeting_address([]) == "127.0.0.1"
 
 
 def test_announcements_tell_strangers_nothing_and_members_the_same() -> None:

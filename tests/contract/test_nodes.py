@@ -6,6 +6,7 @@ No process may be started here (``support/tiers.py``), so a request that a node 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -18,6 +19,7 @@ import pytest
 from boxes import AUTHORITY, CLUSTER, Box, boxes, joined
 from PIL import Image
 from places import ASSETS
+from profiles import write_results
 from waiting import LIMIT_S, until
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
@@ -37,12 +39,15 @@ from pipeedge.nodes.messages import (
     Hold,
     ModelPlace,
     Profile,
+    Profiled,
+    Refine,
     Remove,
     Serving,
     StartRank,
     StateOf,
     Up,
 )
+from pipeedge.nodes.node import profile_key
 from pipeedge.nodes.pairing import TRIES, host_one, join_at, new_code
 from pipeedge.nodes.peer import ask_about, call, follow, have_hold, measure_link
 from pipeedge.nodes.programs import located, rank_words
@@ -154,6 +159,23 @@ def test_a_file_that_is_not_what_was_announced_is_not_kept(
         talk.ask(Hold(place, [], 1), Granted)
 
 
+# -- profiles -------------------------------------------------------------------------------------------
+
+
+def test_a_node_keeps_how_slow_runs_have_found_it_with_its_profile(make: Callable[[str], Box]) -> None:
+    pi1 = make("pi1")
+    profile = Profile(ModelPlace("vit-digits"), 8, "float32")
+    with call(pi1.address, joined("pi2")) as talk, pytest.raises(NodeRefusedError, match="has no profile of"):
+        talk.ask(Refine(profile, 1.5), Granted)
+    key = profile_key(profile, pi1.node.facts(), os.environ.get("OMP_NUM_THREADS", ""))
+    write_results(pi1.store.profile(key))
+    for slowness in (1.5, 0.8):
+        with call(pi1.address, joined("pi2")) as talk:
+            talk.ask(Refine(profile, slowness), Granted)
+        with call(pi1.address, joined("pi2")) as talk:
+            assert follow(talk, profile, Profiled, lambda news: None).slowness == slowness
+
+
 # -- strangers ------------------------------------------------------------------------------------------
 
 
@@ -224,6 +246,11 @@ def test_a_member_cannot_remove_others(make: Callable[[str], Box]) -> None:
         {**msgspec.to_builtins(start_rank()), "rank": 0},
         {**msgspec.to_builtins(start_rank()), "batch_size": "8 --output x"},
         {"kind": "profile", "model": {"name": "m"}, "batch_size": 8, "dtype": "float32 -o x"},
+        {
+            "kind": "refine",
+            "profile": {"model": {"name": "m"}, "batch_size": 8, "dtype": "int8"},
+            "slowness": 1e9,
+        },
         {"kind": "up", "model": "vit-digits", "objective": "--trace"},
         {"kind": "ask", "model": "", "path": "/metrics", "content_type": "application/json", "size": 1},
         {
@@ -235,7 +262,7 @@ def test_a_member_cannot_remove_others(make: Callable[[str], Box]) -> None:
         {"kind": "findmodel", "name": "../../etc"},
         {"kind": "getranges", "sha256": "0" * 64, "ranges": [[-1, 5]]},
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_not_in_the_fixed_set_is_refused_and_runs_nothing(
     make: Callable[[str], Box], request_: dict[str, Any]

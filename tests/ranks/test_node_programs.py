@@ -15,10 +15,12 @@ from PIL import Image
 from ports import free_port
 from processes import Ended, Programs
 
+from pipeedge.models.decoder import find_decoder
 from pipeedge.nodes.facts import state_facts
 from pipeedge.nodes.messages import ModelPlace, Profile
 from pipeedge.nodes.node import profile_key
 from pipeedge.nodes.store import NodeStore
+from pipeedge.profile.decoder_job import DecoderJob
 from pipeedge.profile.job import Job
 from pipeedge.profile.request import MeasureRequest
 from pipeedge.profile.result_files import save_results
@@ -31,19 +33,23 @@ NAMES = ("pi1", "pi2", "pi3")
 THREADS = "1"
 
 
-def keep_profile(store: NodeStore) -> None:
-    """Write a profile of the small model, as if it had been measured: the measurement takes half a minute."""
-    (job,) = Job.each(MeasureRequest(model=ModelRequest("vit-digits")))
-    found = job.expected()
+def keep_profiles(store: NodeStore) -> None:
+    """Write profiles of the small models, as if they had been measured: that takes half a minute."""
 
     def timed(layer: LayerResult) -> LayerResult:
-        return replace(layer, measured=replace(layer.measured, time_s=0.001))
+        steps = None if layer.steps is None else replace(layer.steps, row_s=0.001)
+        return replace(layer, measured=replace(layer.measured, time_s=0.001), steps=steps)
 
-    key = profile_key(Profile(ModelPlace("vit-digits"), 8, "float32"), state_facts("x", 1, ""), THREADS)
-    save_results(
-        store.profile(key),
-        replace(found, threads=1, profile_data=tuple(map(timed, found.profile_data))),
-    )
+    (encoder,) = Job.each(MeasureRequest(model=ModelRequest("vit-digits")))
+    decoder = find_decoder("llama-puzzles")
+    (text,) = DecoderJob.each(MeasureRequest(model=ModelRequest("llama-puzzles")), decoder)
+    for name, size, job in (("vit-digits", 8, encoder), ("llama-puzzles", 1, text)):
+        found = job.expected()
+        key = profile_key(Profile(ModelPlace(name), size, "float32"), state_facts("x", 1, ""), THREADS)
+        save_results(
+            store.profile(key),
+            replace(found, threads=1, profile_data=tuple(map(timed, found.profile_data))),
+        )
 
 
 class Cluster(Programs):
@@ -58,7 +64,7 @@ class Cluster(Programs):
         self._commands = 100
 
     def start(self, name: str) -> None:
-        keep_profile(NodeStore(self.directory / name))
+        keep_profiles(NodeStore(self.directory / name))
         others = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         words = ("node", "--key", "cluster.pem", "--name", name, "--port", self.ports[name])
         self.launch(NAMES.index(name), PIPEEDGE, *words, "--no-mdns", "--directory", name, "--nodes", others)
@@ -124,8 +130,10 @@ def test_three_nodes_serve_a_model_and_survive_the_loss_of_one(cluster: Cluster,
     assert cluster.ask("down").status == 0
     state = cluster.state()
     assert state["run"] is None
-    up = cluster.ask("up", "llama-puzzles", "--serve", free_port())
-    assert "shared by what each reads from memory in a second: pi1 4 blocks, pi2 waits" in up.out, up
+    up = cluster.ask("up", "llama-puzzles", "--context", "64", "--serve", free_port())
+    assert "a context of 64 tokens, up to " in up.out, up
+    layers = {stage["rank"]: stage["layers"] for stage in cluster.state()["run"]["service"]["stages"]}
+    assert len(layers) > 1  # as the scheduler has planned, for several texts at a time
     asked = cluster.ask("ask", "llama-puzzles", "Sort 5 2 9 1.", node="pi2")
     assert (asked.out, asked.status) == ("1 2 5 9\n", 0), asked
     refused = cluster.ask("ask", "llama-puzzles", "digit.png")

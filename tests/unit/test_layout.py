@@ -81,7 +81,7 @@ auction    market tables ordered sale optimal options house main
 testbed    cluster cluster_file groups network journal bed main
 simulate   simulation cluster options losses session main __main__
 nodes      messages talk programs facts pieces store pairing discovery identity peer remote_rank composing
-           sharing deployment node inviting options shown main commands
+           deployment node inviting options shown main commands
 cli        commands scripts chat fetch key schedule completion config main
 """
 """Packages and their modules. A module imports only earlier ones."""
@@ -169,7 +169,6 @@ PURE = (
     "models.hub_config",
     "models.shapes",
     "models.weights.names",
-    "nodes.sharing",
     "serve.batching",
     "serve.bodies",
     "serve.description",

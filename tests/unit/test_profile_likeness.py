@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.base.errors import SpecError
+from pipeedge.plan.specs import EndCosts
 from pipeedge.profile.likeness import with_times_of
-from pipeedge.profile.results import LayerResult, Measurement, ProfileResults
+from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
 
 WIDTHS = (2, 1, 5, 1)
 """Widths of the payload after each layer of a block."""
@@ -55,6 +56,58 @@ def test_ends_are_those_of_the_ends_and_the_middle_of_the_middle(measured: int, 
             assert 0 < from_block < measured - 1
         assert result.memory_bytes == results(wanted).profile_data[result.layer - 1].memory_bytes
         assert result.measured.send_s == pytest.approx(0.02 * result.measured.time_s)
+
+
+def decoder(windows: list[int], name: str = "m", vocab: int = 100) -> ProfileResults:
+    """Return results of a decoder in which each layer's costs tell its number."""
+    found = results(len(windows), name)
+    layers = []
+    for one in found.profile_data:
+        window, number = windows[(one.layer - 1) // 4], float(one.layer)
+        steps = LayerSteps(number, 2 * number, 3 * number, 4 * number, 5 * number, 64.0, window)
+        shape_in = ((8,),) if one.layer % 4 == 1 else one.measured.shape_in
+        shape_out = ((8,),) if one.layer % 4 == 0 else one.measured.shape_out
+        measured = replace(one.measured, shape_in=shape_in, shape_out=shape_out)
+        layers.append(replace(one, memory_bytes=64.0, measured=measured, steps=steps))
+    ends = EndCosts(0.1, 0.2, 0.3, 0.4, 0.5, 8.0 * vocab)
+    return replace(found, batch_size=1, profile_data=tuple(layers), ends=ends, context=len(windows))
+
+
+WINDOWS = st.lists(st.sampled_from([0, 512]), min_size=1, max_size=8)
+
+
+@given(WINDOWS, WINDOWS)
+@settings(max_examples=cases(40))
+def test_blocks_of_decoders_are_those_with_the_same_window(wanted: list[int], measured: list[int]) -> None:
+    expected, source = decoder(wanted), decoder(measured, "other")
+    if not set(wanted) <= set(measured):
+        with pytest.raises(
+            SpecError, match=r"other.yml: has no block (with a window of 512|that attends to all)"
+        ):
+            with_times_of(expected, source, "other.yml")
+        return
+    found = with_times_of(expected, source, "other.yml")
+    assert (found.model_name, found.ends, found.context) == ("m", source.ends, len(wanted))
+    for result in found.profile_data:
+        block, part = divmod(result.layer - 1, 4)
+        from_block, from_part = divmod(int(result.steps.fixed_s) - 1, 4)
+        assert (from_part, result.steps.window) == (part, wanted[block])
+        assert measured[from_block] == wanted[block]
+        assert result.steps.row_s == 3 * result.steps.fixed_s == 3 * result.measured.time_s
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (decoder([0, 0], vocab=110), "embedding and head have another size"),
+        (results(4), "a decoder and an encoder"),
+        (replace(decoder([0]), dtype="torch.int8"), "another dtype"),
+    ],
+    ids=range(3),
+)
+def test_decoders_that_are_not_alike_are_refused(source: ProfileResults, line: str) -> None:
+    with pytest.raises(SpecError, match=line):
+        with_times_of(decoder([0, 0, 0]), source, "other.yml")
 
 
 @pytest.mark.parametrize(
