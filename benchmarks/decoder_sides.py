@@ -184,11 +184,15 @@ def library_products(weight: torch.Tensor, x: torch.Tensor, dtype: str) -> list[
 
 
 def alternate(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median seconds of each call; the calls are made in turn."""
+    """Return the median seconds of each call; the calls are made in turn, each behind another of its kind.
+
+    Cores that have rested take some milliseconds to reach their full speed.
+    """
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(8):
         for call, found in zip(calls, times, strict=True):
             time.sleep(SETTLE_S)  # OpenMP's threads wait busily for a while after a product of a library
+            call()
             elapsed = seconds_of(call)
             if turn:
                 found.append(elapsed)

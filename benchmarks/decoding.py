@@ -5,7 +5,8 @@
     memory     bytes of weights read a second while decoding, of what all threads together can read
     prefill    tokens a second of a prompt of 512 tokens, against the better of llama.cpp and transformers
     products   operations a second of a block's products for 512 rows, against the fastest library's: what it
-               costs that rows do not see each other
+               costs that rows do not see each other. Of one thread: a step starts its threads once for all
+               products, and one product alone would count their start
     load       seconds from the page cache until the weights are packed
     resident   memory at its peak, of weights, cache and libraries
 
@@ -178,7 +179,7 @@ def measure(row: Row, args: argparse.Namespace, files: Path, console: Console) -
         row.add("llama.cpp", run_llama(binaries / "llama-bench", model, *sizes))
     if row.dtype in LIBRARY_TYPES and not args.skip_transformers:
         row.add("transformers", run_side("transformers", directory, row.dtype, *sizes))
-    row.add("products", run_side("products", directory, row.dtype, args.threads, args.prompt))
+    row.add("products", run_side("products", directory, row.dtype, 1, args.prompt))
     last = {" ".join(key): float(f"{values[-1]:.4g}") for key, values in row.found.items()}
     console.print(f"{row.shape.name} {row.dtype}", last, style="dim")
 

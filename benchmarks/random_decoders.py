@@ -81,6 +81,7 @@ SHAPES = {
     for shape in (
         DecoderShape("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 151936),
         DecoderShape("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 128256),
+        DecoderShape("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 32000),
         DecoderShape("smollm2-135m", "llama", 30, 576, 1536, 9, 3, 49152),
     )
 }

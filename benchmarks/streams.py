@@ -49,8 +49,12 @@ PASTE_TARGET, PASTED, OTHERS = 1.5, 4096, 7
 ALONE_TARGETS_S, ALONE_TOKENS = (2e-3, 0.2e-3), 32
 WORKER_BLOCKS = (17, 7)
 """Blocks of Qwen2.5-0.5B's shape on each worker; the second has the head, which is as large as nine."""
-HOST_SHAPE, HOST_BLOCKS = "llama-3.2-1b", {1: (16,), 2: (10, 6), 4: (5, 5, 5, 1)}
-"""Shape of what emulated hosts run, and its blocks on each; the last has the head, as large as four."""
+HOST_SHAPE, HOST_BLOCKS = "tinyllama-1.1b", {1: (22,), 2: (12, 10), 4: (6, 6, 6, 4)}
+"""Shape of what emulated hosts run, and its blocks on each; the last has the head, as large as 1.5 blocks.
+
+The head of a larger vocabulary cannot be divided: that of Llama-3.2-1B is more than a quarter of its work."""
+FIRST_BLOCKS = (6, 6, 5, 5)
+"""Blocks on each while a prompt is computed, of which the head computes one row."""
 WARM_TOKENS, PASTE_TOKENS = 30, 150
 
 
@@ -163,7 +167,6 @@ def hosts(args: argparse.Namespace, lines: Lines) -> None:
 def first(args: argparse.Namespace, lines: Lines) -> None:
     """Compare the first token of a long prompt on four hosts with that on one."""
     model = Model(SHAPES[HOST_SHAPE], args.host_dtype, args.files)
-    blocks = [model.shape.blocks // 4] * 4
     with boards(4, args.cpu, args.bw_mbps, args.scratch) as all_boards:
 
         def measured(size: int) -> float:
@@ -175,7 +178,7 @@ def first(args: argparse.Namespace, lines: Lines) -> None:
                     prompts(args.rounds, FIRST_PROMPT, model.shape.vocab),
                     1,
                     1,
-                    blocks if size > 1 else None,
+                    FIRST_BLOCKS if size > 1 else None,
                 )
                 for number in range(0, 4, size)
             }
@@ -332,8 +335,8 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=[8, 16], help="answers of together")
     parser.add_argument("--cpu", type=float, default=0.45, help="part of a core of an emulated host")
     parser.add_argument("--bw-mbps", type=float, default=1000, help="rate of its link")
-    parser.add_argument("--host-streams", type=int, default=64, help="answers of hosts")
-    parser.add_argument("--host-tokens", type=int, default=40, help="tokens of each")
+    parser.add_argument("--host-streams", type=int, default=256, help="answers of hosts")
+    parser.add_argument("--host-tokens", type=int, default=24, help="tokens of each")
     parser.add_argument("--host-dtype", choices=("bfloat16", "int8"), default="int8")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-requests", type=int, default=500, help="requests before the count begins")
