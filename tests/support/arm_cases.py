@@ -1,9 +1,9 @@
-"""Compute the same cases on processors of different kinds: a program, for ``test_arm.py``.
+"""Compute the same cases on processors of different kinds: a program, for ``test_arm_*.py``.
 
     arm_cases.py kernels COUNT OUT.json       digests of integers and codes by instruction set
     arm_cases.py attention COUNT OUT.npz      attention of small shapes
-    arm_cases.py families FOLDER OUT.npz      outputs of the models in the folders of FOLDER, by number type
-    arm_cases.py texts FOLDER OUT.npz         scores by the decoders in the folders of FOLDER, by number type
+    arm_cases.py encoders FOLDER OUT.npz      outputs of the models in FOLDER, by number type
+    arm_cases.py decoders FOLDER OUT.npz      scores by the models and GGUF files in FOLDER, by number type
 
 What is random comes from numpy's generator of bits, which gives the same on every machine.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gguf_rows import FORMS, random_rows
 from numpy.random import Generator
 
 from pipeedge import _native as native
@@ -103,23 +104,34 @@ def score(random: Generator, variant: str | None, weights: str) -> bytes:
     return scores.tobytes()
 
 
+def forms(random: Generator, _: str | None) -> bytes:
+    """Return the weights of some rows of a GGUF file, and what a stage keeps of them."""
+    form = sorted(FORMS.keys() - {"int8", "int4"})[random.integers(len(FORMS) - 2)]
+    values, _ = FORMS[form]
+    rows, width = int(random.integers(1, 6)), values * int(random.integers(1, 4))
+    weights = native.decode_rows(form, random_rows(form, rows, width, int(random.integers(1 << 30))), width)
+    kept = (native.encode_rows(coding, weights, threads=1).tobytes() for coding in ("int8", "int4"))
+    return weights.tobytes() + b"".join(kept)
+
+
 def kernels(count: int) -> dict[str, str]:
-    """Return a digest of ``count`` cases, or a sixth for scores, for each kernel and instruction set."""
+    """Return a digest of ``count`` cases for each kernel and instruction set."""
     found = {}
-    products, decoders = native.linear8_variants()[:-1], native.decoder_variants()[:-1]
+    products, scores = native.linear8_variants()[:-1], native.decoder_variants()[:-1]
     # Instructions for products of bfloat16 round in their own ways.
-    widening = [name for name in decoders if name not in ("amxbf16", "avx512bf16", "neonbf16")]
+    widening = [name for name in scores if name not in ("amxbf16", "avx512bf16", "neonbf16")]
     for name, case, variants in (
         ("layer", layer, products),
         ("codes", codes, native.codec_variants()),
-        ("score4", partial(score, weights="int4"), decoders),
-        ("score8", partial(score, weights="int8"), decoders),
+        ("forms", forms, ["all"]),
+        ("score4", partial(score, weights="int4"), scores),
+        ("score8", partial(score, weights="int8"), scores),
         ("score16", partial(score, weights="bfloat16"), widening),
-        ("score32", partial(score, weights="float32"), decoders),
+        ("score32", partial(score, weights="float32"), scores),
     ):
         for variant in variants:
             random, digest = np.random.default_rng(5), hashlib.sha256()
-            for _ in range(count // 6 if name.startswith("score") else count):
+            for _ in range(count):
                 digest.update(case(random, variant))
             found[f"{name} {variant}"] = digest.hexdigest()
     return found
@@ -156,8 +168,8 @@ def attention(count: int) -> dict[str, np.ndarray]:
     return found
 
 
-def families(folder: Path) -> dict[str, np.ndarray]:
-    """Return the outputs of each model in ``folder`` in float32 and int8."""
+def encoders(folder: Path) -> dict[str, np.ndarray]:
+    """Return the outputs of each model in ``folder`` in each number type."""
     found = {}
     for directory in sorted(folder.iterdir()):
         model, random = find_model(directory), np.random.default_rng(8)
@@ -170,7 +182,7 @@ def families(folder: Path) -> dict[str, np.ndarray]:
             else:
                 numbers = random.integers(0, 2 if name == "token_type_ids" else 16, shape.shape)
                 inputs.append(torch.from_numpy(numbers))
-        for dtype in ("float32", "int8"):
+        for dtype in ("float32", "bfloat16", "int8", "int4"):
             with torch.inference_mode():
                 (found[f"{directory.name} {dtype}"],) = (
                     output.float().numpy() for output in model.load(dtype=find_dtype(dtype))(tuple(inputs))
@@ -178,8 +190,8 @@ def families(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def texts(folder: Path) -> dict[str, np.ndarray]:
-    """Return the scores of a text in chunks by each decoder in ``folder``, in each number type."""
+def decoders(folder: Path) -> dict[str, np.ndarray]:
+    """Return the scores of a text in chunks by each model in ``folder``, in each number type."""
     found = {}
     for directory in sorted(folder.iterdir()):
         model = find_decoder(directory)
@@ -199,8 +211,8 @@ def main() -> None:
     if what == "kernels":
         Path(target).write_text(json.dumps(kernels(int(of))))
     else:
-        compute = {"attention": lambda: attention(int(of)), "families": lambda: families(Path(of))}
-        np.savez(target, **compute.get(what, lambda: texts(Path(of)))())
+        compute = {"attention": lambda: attention(int(of)), "encoders": lambda: encoders(Path(of))}
+        np.savez(target, **compute.get(what, lambda: decoders(Path(of)))())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 import transformers
 from decoder_cases import CASES, DecoderCase
 from effort import cases
+from gguf_rows import FORMS, random_rows
 from gguf_writing import model_settings, model_tensors, save_gguf, tokenizer_settings, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,6 @@ from pipeedge.models.weights.file_kinds import open_weights
 from pipeedge.models.weights.gguf_header import read_gguf_header
 from pipeedge.models.words import CodedWords
 
-FORMS = {name: (values, size) for name, values, size in native.weight_codings()}
 GGML_NAMES = sorted(set(FORMS) & set(GGML_NAME.values()))
 FILES = (
     "llama2",
@@ -45,21 +45,6 @@ FILES = (
     "granite",
     "gpt2",
 )
-
-
-def random_rows(form: str, rows: int, width: int, seed: int) -> np.ndarray:
-    """Return rows of a form with any codes, whose scales are float16 of usual sizes."""
-    values, size = FORMS[form]
-    drawn = np.random.default_rng(seed)
-    units = drawn.integers(0, 256, (rows, width // values, size), np.uint8)
-    places = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(form, (0,))
-    for place in places:
-        scales = drawn.uniform(-0.1, 0.1, (rows, width // values)).astype("<f2")
-        units[:, :, place : place + 2] = scales.view(np.uint8).reshape(rows, -1, 2)
-    if form == "Q8_0":
-        units[units == 128] = 129  # no code is -128
-        units[:, :, :2] = scales.view(np.uint8).reshape(rows, -1, 2)
-    return units.reshape(rows, -1)
 
 
 @pytest.mark.parametrize("form", GGML_NAMES)
