@@ -29,6 +29,7 @@ __all__ = [
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
 DECODER_TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.json")
+_CONFIGURATION = "tokenizer_config.json"
 _GGUF_PREFIX = "tokenizer.ggml."
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that need ``tokenizer.json`` alone, for which transformers need not look for its models."""
@@ -49,13 +50,13 @@ def read_backend(path: Path) -> Any:
     try:
         if path.name == TOKENIZER_FILE and _tokenizer_class(directory) in _PLAIN_CLASSES:
             return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        if path.name == TOKENIZER_FILE and not (directory / _CONFIGURATION).is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(path))
         import_postponed()
         from transformers import AutoTokenizer, BertTokenizer  # a second more, and another one when it reads
 
-        if (directory / "tokenizer_config.json").is_file() or path.name == "vocab.json":
+        if (directory / _CONFIGURATION).is_file() or path.name == "vocab.json":
             return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        if path.name == TOKENIZER_FILE:
-            return PreTrainedTokenizerFast(tokenizer_file=str(path))
         return BertTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # a damaged file may raise anything inside transformers
         raise InputError(f"{path}: not a tokenizer that transformers can read ({error})") from error
@@ -110,7 +111,7 @@ def _check_gguf(settings: Mapping[str, object]) -> None:
 def _tokenizer_class(directory: Path) -> object:
     """Return the class that the configuration of a tokenizer names, or None."""
     try:
-        document = find_json(directory / "tokenizer_config.json", dict, InputError)
+        document = find_json(directory / _CONFIGURATION, dict, InputError)
     except InputError:  # the library explains what is wrong with it
         return None
     return (document or {}).get("tokenizer_class")

@@ -15,6 +15,9 @@ layer that attends (``Family.carried``), or is recomputed by every shard that at
 
 Blocks that share their weights are one set of modules in a shard.
 
+Items do not see each other, so a large microbatch is computed some items at a time, through all layers of the
+shard. Only they have activations, which then stay in the processor's cache.
+
 Shapes in docstrings: N items, T tokens, D hidden, I inner, H heads.
 """
 
@@ -40,12 +43,18 @@ from pipeedge.models.words import WORD_TABLE
 
 __all__ = ["Shard"]
 
+_LARGEST_INNER_BYTES = 8 << 20
+"""Size in bytes up to which the inner states of MLPs are computed together. It is small beside the weights of
+a shard, and large enough for products to be as fast as with more rows.
+"""
+
 
 class Shard(nn.Module):
     """The modules of a range of layers of one model.
 
     Every tensor that leaves a layer is contiguous and newly allocated, whether a cut follows or not. Kernels
-    therefore see the same strides, and every cut gives the same bits. Inputs are never modified.
+    therefore see the same strides, and every cut gives the same bits. For the same reason, how many items are
+    computed together depends on the sizes of the microbatch alone. Inputs are never modified.
 
     Args:
         family: Parts of the model's family.
@@ -70,6 +79,10 @@ class Shard(nn.Module):
         """Number type of payloads in and out, except tokens, masks and final outputs."""
         self.kernels = kernels
         """Kernels of the linear layers of blocks."""
+        # Products in 8 bits divide rows among threads and panels, and take longer with fewer rows at a time.
+        self._in_parts = dtype is not torch.int8 and dtype is not INT4
+        self._inner = architecture.intermediate
+        self._image_tokens = None if architecture.takes_text else architecture.image.tokens
         first, last = layers.start == 0, layers.stop == architecture.n_layers
         carried = family.carried if first else family.crossing(architecture, layers.start)
         self._carried_in = tuple(each.name for each in carried)
@@ -136,11 +149,39 @@ class Shard(nn.Module):
         Args:
             payload: Tensors as ``payload_specs(layers.start, ...)`` lists them. Hidden states may have
                 another number type, as after a stage that computes in another one.
-            after_layer: Called after each layer.
+            after_layer: Called after each layer, which is more than once for each in a microbatch that is not
+                computed all at once. Embeddings are part of the first layer, and the head is of the last.
 
         Returns:
             Tensors as ``payload_specs(layers.stop, ...)`` lists them, contiguous.
         """
+        mark = after_layer or _do_nothing
+        items, together = len(payload[0]), self._items_together(payload[0])
+        if together >= items:
+            outputs = self._compute(payload, mark)
+            mark()
+            return outputs
+        outputs = ()
+        for first in range(0, items, together):
+            part = slice(first, first + together)
+            found = self._compute(tuple(tensor[part] for tensor in payload), mark)
+            outputs = outputs or tuple(each.new_empty((items, *each.shape[1:])) for each in found)
+            for whole, each in zip(outputs, found, strict=True):
+                whole[part] = each
+            mark()
+        return outputs
+
+    def _items_together(self, hidden: torch.Tensor) -> int:
+        """Return the number of items to compute at a time, in parts of like size, for the first tensor."""
+        if self.training or not self._in_parts or hidden.device.type != "cpu":
+            return len(hidden)
+        tokens = hidden.shape[1] if self._image_tokens is None else self._image_tokens
+        most = max(1, _LARGEST_INNER_BYTES // (tokens * self._inner * self.stream_dtype.itemsize))
+        parts = -(-len(hidden) // most)
+        return -(-len(hidden) // parts)
+
+    def _compute(self, payload: Payload, between_layers: Callable[[], None]) -> Payload:
+        """Compute some items; ``between_layers`` is called after each layer but the last."""
         state = tuple(self._in_stream_dtype(tensor) for tensor in payload)
         del payload
         if self.embeddings is not None:
@@ -153,8 +194,8 @@ class Shard(nn.Module):
             shared = self.shared(state[0], *(carried[name] for name in self._for_attention))
         for layer, part in self.parts.items():
             state = part(*state, shared) if attends(int(layer)) else part(*state)
-            if after_layer is not None:
-                after_layer()
+            if int(layer) < self.layers.stop - 1:
+                between_layers()
         if self.head is not None:
             return (self.head(*state, *(carried[name] for name in self._for_head)),)
         return (*state, *(carried[name] for name in self._carried_out))
@@ -162,6 +203,10 @@ class Shard(nn.Module):
     def _in_stream_dtype(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` contiguous, and converted to the stream type if it is floating point."""
         return (tensor.to(self.stream_dtype) if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _do_nothing() -> None:
+    """Do nothing after a layer."""
 
 
 def _head(modules: FamilyLayers, architecture: Architecture) -> nn.Module:

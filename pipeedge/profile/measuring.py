@@ -22,14 +22,12 @@ allocates.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -50,6 +48,7 @@ __all__ = [
     "time_layers",
 ]
 
+Figure = TypeVar("Figure", int, float)
 Times = list[list[float]]
 """Seconds of each repetition, for each layer."""
 
@@ -149,7 +148,7 @@ def time_layers(
     device = payload[0].device
     stamps = _EventStamps() if device.type == "cuda" else _ClockStamps(clock, work_clock)
     repetitions: list[list[float]] = []
-    with torch.inference_mode(), _between_layers(shard, stamps.stamp):
+    with torch.inference_mode():
         if pacing.warmup:
             shard(look_up(payload, pixels, shard))
         # An extra pass to choose the number of repetitions would cost as much as one that counts, so the
@@ -157,9 +156,9 @@ def time_layers(
         count, output = 1, payload
         while len(repetitions) < count:
             stamps.begin()
-            output = shard(look_up(payload, pixels, shard))
+            output = shard(look_up(payload, pixels, shard), stamps.stamp)
             stamps.end()
-            repetitions.append(stamps.seconds())
+            repetitions.append([sum(parts) for parts in _by_layer(stamps.seconds(), len(shard.parts))])
             if len(repetitions) == 1:
                 count = pacing.repetitions_of(sum(repetitions[0]) * stamps.stretch)
             progress(len(repetitions) / count)
@@ -189,26 +188,9 @@ def summaries(times: Times) -> list[tuple[float, float]]:
     return [(middle * scale, spread) for middle, spread in found]
 
 
-@contextmanager
-def _between_layers(shard: Shard, mark: Callable[[], None]) -> Iterator[None]:
-    """Call ``mark`` whenever one layer of ``shard`` ends and another begins.
-
-    Embeddings belong to the first layer and heads to the last, so those layers begin and end with the pass.
-    Layers that share their weights are one module, which is called once for each of them.
-    """
-    calls = itertools.count(1)
-
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-        del module, inputs, output
-        if next(calls) % len(shard.parts):
-            mark()
-
-    handles = [part.register_forward_hook(hook) for part in dict.fromkeys(shard.parts.values())]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _by_layer(figures: list[Figure], layers: int) -> list[list[Figure]]:
+    """Return the figures of each layer from those of a pass, which may go through the layers repeatedly."""
+    return [figures[layer::layers] for layer in range(layers)]
 
 
 class _ClockStamps:
@@ -233,7 +215,6 @@ class _ClockStamps:
         self._stamps.append(self._now())
 
     def end(self) -> None:
-        self.stamp()
         self._elapsed += self._clock() - self._began
         self._worked += self._stamps[-1] - self._stamps[0]
 
@@ -263,7 +244,6 @@ class _EventStamps:
         self._events.append(event)
 
     def end(self) -> None:
-        self.stamp()
         torch.cuda.synchronize()
 
     def seconds(self) -> list[float]:
@@ -291,16 +271,18 @@ def _cpu_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
 
     cpu = torch.profiler.ProfilerActivity.CPU
     recording = torch.profiler.profile(activities=[cpu], profile_memory=True)
-    with torch.inference_mode(), _between_layers(shard, mark), recording:
-        output = shard(payload)
+    with torch.inference_mode(), recording:
+        output = shard(payload, mark)
     # The public events omit releases of memory, so use the raw events.
     recorded: Any = recording.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() in (_ALLOCATION, _MARK)]
     events.sort(key=lambda event: event.start_ns())
     peaks = peaks_between([event.nbytes() if event.name() == _ALLOCATION else None for event in events])
-    if len(peaks) != len(shard.parts):
-        raise PipeEdgeError(f"torch's profiler recorded {len(peaks)} layers, but {len(shard.parts)} ran")
-    return peaks, output
+    *peaks, _ = peaks  # nothing follows the last mark
+    layers = len(shard.parts)
+    if not peaks or len(peaks) % layers:
+        raise PipeEdgeError(f"torch's profiler recorded {len(peaks)} layers, but {layers} ran")
+    return [max(parts) for parts in _by_layer(peaks, layers)], output
 
 
 def peaks_between(changes: Sequence[int | None]) -> list[int]:
@@ -327,7 +309,6 @@ def _cuda_peaks(shard: Shard, payload: Payload) -> tuple[list[int], Payload]:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    with torch.inference_mode(), _between_layers(shard, mark):
-        output = shard(payload)
-    mark()
-    return peaks, output
+    with torch.inference_mode():
+        output = shard(payload, mark)
+    return [max(parts) for parts in _by_layer(peaks, len(shard.parts))], output

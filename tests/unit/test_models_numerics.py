@@ -17,7 +17,7 @@ from models_oracle import TEXT_CLASSES, Case, image_cases, reference_output, sav
 
 from pipeedge.base.payload import Payload
 from pipeedge.base.schedule import LayerRange
-from pipeedge.models import DIGITS, Model, find_model
+from pipeedge.models import DIGITS, Model, find_model, shard
 from pipeedge.models.kernels import available
 from pipeedge.models.layers.mpnet import relative_buckets
 
@@ -130,3 +130,24 @@ def test_input_strides_make_no_difference() -> None:
             assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
             assert all(tensor.is_contiguous() for tensor in result)
             payload = expected
+
+
+@pytest.mark.parametrize("family", ["vit", "bert", "albert", "mpnet", "modernbert", "clip", "dinov3"])
+def test_large_microbatches_are_computed_some_items_at_a_time(
+    family: str, model_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is that of these items alone, to the bit, and no cut changes it."""
+    model = find_model(str(model_dirs[family]))
+    generator = torch.Generator().manual_seed(4)
+    inputs = tuple(
+        torch.randn(spec.shape, generator=generator)
+        if spec.dtype.is_floating_point
+        else torch.randint(1, 2 if name != "input_ids" else 16, spec.shape, generator=generator)
+        for name, spec in zip(model.input_names, model.input_specs(5, 9, eight_bit=False), strict=True)
+    )
+    parts = [slice(0, 2), slice(2, 4), slice(4, 5)]
+    alone = [run_cut(model, [], tuple(tensor[part] for tensor in inputs))[0] for part in parts]
+    tokens = 9 if model.takes_text else model.config.image.tokens
+    monkeypatch.setattr(shard, "_LARGEST_INNER_BYTES", 2 * tokens * model.config.intermediate * 4)
+    for cuts in ([], [1], [3, 6]):
+        assert torch.equal(run_cut(model, cuts, inputs)[0], torch.cat(alone)), f"cut after {cuts}"

@@ -17,6 +17,7 @@ from pipeedge.base.guard import guard
 from pipeedge.base.machine import MemoryBudget, available_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import find_model
+from pipeedge.models import shard as shards
 from pipeedge.observe.energy import Source
 from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile import transport_costs
@@ -196,9 +197,14 @@ def test_a_profile_says_which_layers_share_their_weights(
 
 
 @pytest.mark.parametrize("family", ["vit", "deit", "dinov2", "clip", "bert", "mpnet", "albert", "modernbert"])
-def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family: str) -> None:
-    """With a clock that advances by one per reading, each layer takes 1 and the pass takes their sum."""
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_times_of_layers_add_up_to_the_pass(
+    model_dirs: dict[str, Path], family: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock that advances by one per reading, each layer takes 1 for each part of a microbatch."""
     model = find_model(str(model_dirs[family]))
+    tokens = 5 if model.takes_text else model.config.image.tokens
+    monkeypatch.setattr(shards, "_LARGEST_INNER_BYTES", together * tokens * model.config.intermediate * 4)
     layers = LayerRange(2, 9)
     shard = model.random(layers)
     payload = made_up_payload(model.payload_specs(2, 3, 5), CPU, torch.Generator().manual_seed(1))
@@ -206,11 +212,11 @@ def test_times_of_layers_add_up_to_the_pass(model_dirs: dict[str, Path], family:
     done: list[float] = []
     times, output = time_layers(shard, payload, Pacing(4), done.append, lambda: float(next(ticks)))
     assert [len(layer) for layer in times] == [4] * len(layers)
-    assert all(seconds == 1 for layer in times for seconds in layer)
+    parts = 4 - together  # of three items
+    assert times == [[parts] * 4] * len(layers)
     assert done == [0.25, 0.5, 0.75, 1.0]
     expected = shard(payload)
     assert all(torch.equal(*pair) for pair in zip(output, expected, strict=True))
-    assert not any(part._forward_hooks for part in shard.parts.values())
 
 
 class Board(Source):
