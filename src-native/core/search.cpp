@@ -51,6 +51,7 @@ class Search {
       return result;
     }
     labels_.emplace_back();
+    amounts_.resize(active_, 0);
     used_.resize(counts_.words(), 0);
     paid_.resize(kinds_, 0);
     extend(0, 0);
@@ -74,7 +75,6 @@ class Search {
     std::int32_t stages = 0;
     std::int32_t sender = 0;
     Step step;
-    std::array<double, kAmounts> amounts{};
   };
 
   bool done() const { return goal_parent_ >= 0 && least_ < 0; }
@@ -90,6 +90,8 @@ class Search {
     }
   }
 
+  // What plans without amounts do not have costs them no memory.
+  const double* amounts(std::int32_t label) const { return amounts_.data() + at(label) * active_; }
   const std::uint64_t* used(std::int32_t label) const { return used_.data() + at(label) * counts_.words(); }
 
   bool exhausted() {
@@ -102,7 +104,7 @@ class Search {
     if (cut == 0 || !network_.linked()) {
       int width = 0;
       if (cut > 0) network_.hops(cut, 0, 0, [&](int only, const double*) { width = only; });
-      follow(label, width, from.amounts.data(), network_.first_arc(cut), network_.end_arc(cut));
+      follow(label, width, amounts(label), network_.first_arc(cut), network_.end_arc(cut));
       return;
     }
     const int level = from.sender % network_.levels();
@@ -112,7 +114,7 @@ class Search {
       while (end < network_.end_arc(cut) && network_.group(network_.arc(end)) == group) ++end;
       network_.hops(cut, from.sender, group, [&](int width, const double* amounts) {
         double before[kAmounts] = {};
-        for (std::size_t k = 0; k < active_; ++k) before[k] = from.amounts[k] + amounts[k];
+        for (std::size_t k = 0; k < active_; ++k) before[k] = this->amounts(label)[k] + amounts[k];
         for (std::size_t p = 0; p < kinds_; ++p) link_[p] = prices_[p].of(network_, amounts);
         follow(label, width, before, begin, end, level);
       });
@@ -204,21 +206,24 @@ class Search {
   void keep(const Candidate& candidate, std::int32_t first) {
     const Arc& arc = network_.arc(candidate.step.arc);
     const Label& parent = labels_[at(candidate.parent)];
-    Label label{candidate.parent, parent.stages + 1, network_.sender(arc), candidate.step, parent.amounts};
+    const Label label{candidate.parent, parent.stages + 1, network_.sender(arc), candidate.step};
+    double sums[kAmounts] = {};
+    std::copy_n(amounts(candidate.parent), active_, sums);
     for (std::size_t p = 0; p < kinds_; ++p) link_[p] = 0;
     if (candidate.parent > 0 && active_ > 0) {
       network_.hops(cut_of(parent), parent.sender, network_.group(arc), [&](int width, const double* amounts) {
         if (width != candidate.step.width) return;
-        for (std::size_t k = 0; k < active_; ++k) label.amounts[k] += amounts[k];
+        for (std::size_t k = 0; k < active_; ++k) sums[k] += amounts[k];
         for (std::size_t p = 0; p < kinds_; ++p) link_[p] = prices_[p].of(network_, amounts);
       });
     }
-    const double* amounts = network_.amounts(candidate.step.arc);
-    for (std::size_t k = 0; k < active_; ++k) label.amounts[k] += amounts[k];
+    const double* more = network_.amounts(candidate.step.arc);
+    for (std::size_t k = 0; k < active_; ++k) sums[k] += more[k];
     std::copy_n(used(candidate.parent), counts_.words(), scratch_.begin());
     counts_.add(scratch_.data(), network_.resource(arc));
-    if (dominated(first, label)) return;
+    if (dominated(first, label, sums)) return;
     labels_.push_back(label);
+    amounts_.insert(amounts_.end(), sums, sums + active_);
     used_.insert(used_.end(), scratch_.begin(), scratch_.end());
     first_words_.push_back(scratch_.front());
     for (std::size_t p = 0; p < kinds_; ++p) {
@@ -230,7 +235,7 @@ class Search {
   int cut_of(const Label& label) const { return network_.arc(label.step.arc).to; }
 
   // Whether a label kept at this cut is at least as good as this one, whose counts are in scratch_.
-  bool dominated(std::int32_t first, const Label& label) {
+  bool dominated(std::int32_t first, const Label& label, const double* sums) {
     const std::size_t kept = first_words_.size();
     const std::uint64_t word = scratch_.front();
     std::size_t other = 0;
@@ -238,10 +243,10 @@ class Search {
       if (!counts_.covers_first(first_words_[other], word)) continue;
       if (!counts_.covers_rest(used(first + static_cast<std::int32_t>(other)), scratch_.data())) continue;
       if (!network_.linked()) break;
-      const Label& known = labels_[at(first) + other];
+      const std::int32_t known = first + static_cast<std::int32_t>(other);
       bool as_good = true;
-      for (std::size_t k = 0; k < active_ && as_good; ++k) as_good = known.amounts[k] <= label.amounts[k];
-      if (as_good && network_.instance().as_good(known.sender, label.sender)) break;
+      for (std::size_t k = 0; k < active_ && as_good; ++k) as_good = amounts(known)[k] <= sums[k];
+      if (as_good && network_.instance().as_good(labels_[at(known)].sender, label.sender)) break;
     }
     work_ += static_cast<std::int64_t>(other);
     return other < kept;
@@ -260,6 +265,7 @@ class Search {
   std::vector<double> link_ = std::vector<double>(kinds_, 0);  // price of a link, by prices
   std::vector<Candidates> pending_;                            // by cut
   std::vector<Label> labels_;
+  std::vector<double> amounts_;             // [label][active amount]
   std::vector<std::uint64_t> used_;         // [label][word]
   std::vector<std::uint64_t> first_words_;  // of the labels of the cut that is being settled
   std::vector<double> paid_;                // [label][prices]: price of its hosts and amounts
