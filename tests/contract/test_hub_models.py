@@ -10,13 +10,16 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from decoder_cases import CASES
 from file_server import COMMIT, Site, use_hub, write_cache
-from huggingface_hub import constants
+from gguf_writing import save_gguf
+from huggingface_hub import constants, file_download
 from safetensors.torch import load_file, save
 
 from pipeedge.base.errors import ModelError, PipeEdgeError, WeightsError, one_line
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models import Model, find_model
+from pipeedge.models.registry import find_any
 from pipeedge.models.weights.download import save_weights
 from pipeedge.models.weights.hub import is_repository_name
 
@@ -182,6 +185,73 @@ def test_looking_does_not_fetch(hub: Site, hub_cache: Path, model_dirs: dict[str
     model.check_sizes()
     model.build(LayerRange(0, 4))
     assert "model.safetensors" not in hub.fetched()
+
+
+# GGUF files -----------------------------------------------------------------------------------------------
+
+GGUF = f"{NAME}/q8/model.gguf"
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return a small decoder as a GGUF file."""
+    return save_gguf(CASES["llama2"].model(), tmp_path_factory.mktemp("gguf") / "model.gguf").read_bytes()
+
+
+def test_gguf_file_of_a_repository_is_fetched_once(hub: Site, hub_cache: Path, gguf: bytes) -> None:
+    hub.add_repository(NAME, {"README.md": b"", "q8/model.gguf": gguf, "q4/model.gguf": b"useless"})
+    model = find_any(GGUF)
+    assert (model.name, model.default_weights.read_bytes()) == (GGUF, gguf)
+    assert hub.fetched().count("model.gguf") == 1
+    asked = len(hub.asked)
+    assert find_any(GGUF).config == model.config
+    assert len(hub.asked) == asked, "the cache has it"
+
+
+def test_broken_download_goes_on_where_it_stopped(
+    hub: Site,
+    hub_cache: Path,
+    gguf: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub.add_repository(NAME, {"q8/model.gguf": gguf})
+    monkeypatch.setattr(file_download.time, "sleep", lambda _seconds: None)  # between attempts
+    hub.refused, hub.drop_after = None, [1 << 20, 1000, 2000]
+    find_any(GGUF)
+    assert [wanted for _, path, wanted in hub.asked if path.endswith(".gguf")][2:] == [
+        "bytes=1000-",
+        "bytes=3000-",
+    ]
+    said = [record.getMessage() for record in caplog.records if "the connection broke" in record.getMessage()]
+    assert len(said) == 2
+    assert not any("\n" in line for line in said)
+
+
+def test_download_that_breaks_again_and_again_is_given_up(
+    hub: Site, hub_cache: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add_repository(NAME, {"q8/model.gguf": gguf})
+    monkeypatch.setattr(file_download.time, "sleep", lambda _seconds: None)
+    hub.drop_after = [1 << 20, *[10] * 20]
+    message = refusal(WeightsError, lambda: find_any(GGUF))
+    assert message.startswith(f"{GGUF} on the Hugging Face hub cannot be fetched (RemoteProtocolError: ")
+    assert message.endswith("fetch q8/model.gguf elsewhere and give its path with -m")
+    hub.drop_after = []
+    assert find_any(GGUF).default_weights.read_bytes() == gguf
+
+
+def test_gguf_file_that_is_not_there_is_named(hub: Site, hub_cache: Path, gguf: bytes) -> None:
+    hub.add_repository(NAME, {"q8/model.gguf": gguf, "q4.gguf": b""})
+    message = refusal(ModelError, lambda: find_any(f"{NAME}/q5.gguf"))
+    assert message == f"{NAME} on the Hugging Face hub has no file q5.gguf; it has q4.gguf, q8/model.gguf"
+    message = refusal(ModelError, lambda: find_any(NAME))
+    assert message.endswith(f"has GGUF files; name one of them, such as {GGUF}")
+    message = refusal(ModelError, lambda: find_any("some-lab/nothing/x.gguf"))
+    assert message.startswith(
+        "there is no file some-lab/nothing/x.gguf, and the Hugging Face hub has no such"
+    )
+    assert "model.gguf" not in hub.fetched()
 
 
 # What goes wrong ------------------------------------------------------------------------------------------

@@ -129,7 +129,8 @@ def find_file(name: str, file: str, *, fetch: bool = True) -> Path:
 
     Raises:
         UnknownRepositoryError: It is not in the cache, and the hub cannot be asked or has no such repository.
-        ModelError: The repository has no such file, or it cannot be stored.
+        ModelError: The repository has no such file.
+        WeightsError: The file cannot be fetched or stored.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
@@ -145,7 +146,9 @@ def find_file(name: str, file: str, *, fetch: bool = True) -> Path:
             others = sorted(each for each in files if each.endswith(Path(file).suffix))
             has = f"; it has {excerpt(', '.join(others), _LONGEST_REASON)}" if others else ""
             raise ModelError(f"{name} on the Hugging Face hub has no file {file}{has}")
-        log.warning("fetching %s of %s from the Hugging Face hub", file, name)
+    log.warning("fetching %s of %s from the Hugging Face hub", file, name)
+    by_hand = f"without a network here, fetch {file} elsewhere and give its path with -m"
+    with _explained(f"{name}/{file}", WeightsError, by_hand):
         _fetch(name, file, None)
     found = try_to_load_from_cache(name, file)
     if not isinstance(found, str):
@@ -252,7 +255,25 @@ def _files(name: str, revision: str | None = None) -> tuple[str, Sequence[str]]:
 def _fetch(name: str, file: str, revision: str | None) -> None:
     from huggingface_hub import constants, hf_hub_download
 
-    hf_hub_download(name, file, revision=revision, endpoint=constants.ENDPOINT)
+    client, breaks = logging.getLogger("huggingface_hub.file_download"), _BrokenConnections()
+    client.addFilter(breaks)
+    try:
+        hf_hub_download(name, file, revision=revision, endpoint=constants.ENDPOINT)
+    finally:
+        client.removeFilter(breaks)
+
+
+class _BrokenConnections(logging.Filter):
+    """Say in one line that a download goes on, which the hub's client does in four."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the client itself is to log ``record``."""
+        if not str(record.msg).startswith("Error while downloading"):
+            return True
+        if "resume" in str(record.msg):  # else the client gives up, and raises an exception
+            reason = excerpt(str((record.args or ("",))[-1]), _LONGEST_REASON)  # type: ignore[index]
+            log.warning("the connection broke (%s); the download goes on where it stopped", reason)
+        return False
 
 
 def _without_safetensors(name: str, files: Sequence[str]) -> str:
@@ -265,18 +286,29 @@ def _without_safetensors(name: str, files: Sequence[str]) -> str:
     )
 
 
+_BY_HAND = (
+    "without a network here, copy its snapshot from another machine's cache, or name the weights with -M"
+)
+
+
 @contextmanager
-def _explained(name: str, kind: type[PipeEdgeError]) -> Iterator[None]:
-    """Turn the exceptions of the hub's client, of its HTTP library and of the disk into one line."""
+def _explained(name: str, kind: type[PipeEdgeError], by_hand: str = _BY_HAND) -> Iterator[None]:
+    """Turn the exceptions of the hub's client, of its HTTP library and of the disk into one line.
+
+    Args:
+        name: What is fetched.
+        kind: Exception to raise.
+        by_hand: What to do if it cannot be fetched.
+    """
     try:
         yield
     except PipeEdgeError:
         raise
     except Exception as error:  # the hub's client passes on many exceptions of its HTTP library
-        raise _explanation(name, error, kind) from error
+        raise _explanation(name, error, kind, by_hand) from error
 
 
-def _explanation(name: str, error: Exception, kind: type[PipeEdgeError]) -> PipeEdgeError:
+def _explanation(name: str, error: Exception, kind: type[PipeEdgeError], by_hand: str) -> PipeEdgeError:
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -304,10 +336,7 @@ def _explanation(name: str, error: Exception, kind: type[PipeEdgeError]) -> Pipe
         )
     if kind is ModelError:
         return UnknownRepositoryError(f"{constants.ENDPOINT} does not answer ({_first_line(cause)})")
-    return kind(
-        f"{fetched} cannot be fetched ({_first_line(cause)}); without a network here, copy its snapshot from "
-        "another machine's cache, or name the weights with -M"
-    )
+    return kind(f"{fetched} cannot be fetched ({_first_line(cause)}); {by_hand}")
 
 
 def _first_line(error: BaseException) -> str:
