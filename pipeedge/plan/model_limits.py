@@ -14,7 +14,7 @@ __all__ = ["fitting_request"]
 
 
 def fitting_request(request: RunRequest, model: Outline) -> RunRequest:
-    """Return the request of a run of ``model``, in the number type of a GGUF file unless it names one.
+    """Return the request of a run of ``model``, in the number type of a GGUF file unless another is chosen.
 
     Raises:
         RequestError: It has an option that such a model does not have.
@@ -23,7 +23,9 @@ def fitting_request(request: RunRequest, model: Outline) -> RunRequest:
         _check_decoder(request, model)
     else:
         _check_encoder(request, model)
-    stored = model.stored_dtype if request.schedule.dtypes is None else None
+    # --plan auto chooses among the number types of profiles.
+    chosen = request.schedule.dtypes is not None or request.schedule.joint
+    stored = None if chosen else model.stored_dtype
     if stored is None:
         return request
     return dataclasses.replace(request, schedule=dataclasses.replace(request.schedule, dtypes=(stored,)))
@@ -65,5 +67,6 @@ def _check_decoder(request: RunRequest, model: Outline) -> None:
     from pipeedge.models.decoder import check_decoder_dtype  # imports torch, which a dry run does without
     from pipeedge.models.dtypes import find_dtype
 
-    for dtype in request.schedule.dtypes or ():
-        check_decoder_dtype(find_dtype(dtype))
+    if request.schedule.dtypes is not None and not request.schedule.automatic_dtype:
+        for dtype in request.schedule.dtypes:
+            check_decoder_dtype(find_dtype(dtype))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -18,9 +20,16 @@ from pipeedge.run.preview import show_schedule
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.simulate.session import simulate_request
 
+NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
-def write_cluster(folder: Path, ends_mb: float, mem_mb: float, *, slower: int = 1) -> tuple[object, ...]:
-    """Write the scheduler's files for ``llama-puzzles`` on two hosts; return the options that name them."""
+
+def write_cluster(
+    folder: Path, ends_mb: float, mem_mb: float, *, slower: int = 1, faster: Mapping[str, float] = NO_OTHERS
+) -> tuple[object, ...]:
+    """Write the scheduler's files for ``llama-puzzles`` on two hosts; return the options that name them.
+
+    ``faster``: how many times as fast the hosts are in number types besides float32.
+    """
     layers = 16
     steps = {
         "fixed_s": [1e-4] * layers,
@@ -38,9 +47,13 @@ def write_cluster(folder: Path, ends_mb: float, mem_mb: float, *, slower: int = 
     sizes = [model.weight_bytes(LayerRange(one, one + 1), torch.float32) / 2**20 for one in range(layers)]
     profile = {"batch_size": 1, "dtype": "float32", "time_s": [1e-4] * layers, "steps": steps}
     slow = {**profile, "steps": {**steps, "fixed_s": [slower * 1e-4] * layers}}
+    others = [
+        {**profile, "dtype": dtype, "steps": {**steps, "fixed_s": [1e-4 / times] * layers}}
+        for dtype, times in faster.items()
+    ]
     kinds = {
-        "small": {"mem_MB": mem_mb, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [slow]}},
-        "large": {"mem_MB": 100, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile]}},
+        "small": {"mem_MB": mem_mb, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [slow, *others]}},
+        "large": {"mem_MB": 100, "bw_Mbps": 1000, "model_profiles": {str(PUZZLES): [profile, *others]}},
     }
     entry = {
         "layers": layers,
@@ -83,6 +96,20 @@ def test_a_decoder_is_scheduled_and_its_prediction_compared(tmp_path: Path) -> N
     printed = ranks[0].printed.getvalue()
     assert "tokens/s of 2 streams, measured" in printed
     assert "of cache for them, measured" in printed
+
+
+@pytest.mark.parametrize("options", [("--dtype", "auto"), ("--plan", "auto", "--min-agreement", "0")])
+@pytest.mark.parametrize("fastest", ["int8", "int4"])
+def test_number_types_are_chosen_from_profiles(
+    options: tuple[str, ...], fastest: str, tmp_path: Path
+) -> None:
+    scheduled = write_cluster(tmp_path, 0.1, 8, faster={"int8": 2, "int4": 2, fastest: 4})
+    words = ["0", "2", "-m", str(PUZZLES), *map(str, scheduled), *options]
+    shown: list[str] = []
+    show_schedule(parse_runtime(words, Environment()).request, shown.append)
+    stages = [line for line in shown if line.startswith("stage ")]
+    assert stages
+    assert all(line.endswith(f", {fastest}") for line in stages)
 
 
 def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:
