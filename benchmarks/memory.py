@@ -4,7 +4,8 @@
     loading     peak <= memory after importing the libraries + 1.15 x the shard's weights
     --dtypes    memory that loading adds, relative to float32: bfloat16 <= 0.55, int8 <= 0.35, int4 <= 0.2
     decoders    of a directory or a GGUF file, in each of --dtypes: memory that a stage with an equal share of
-                the layers adds <= 1.02 x the bytes of its weights
+                the layers adds at its peak <= 1.02 x the bytes of its weights, in a process that has had
+                one before: the first one also brings 5 MB of the libraries' code into memory, once a machine
     running     peak <= the limit for loading + frames of its links + memory to compute one microbatch
 
 Loading: each row is a separate process that loads an equal share of the model's layers from a file with
@@ -83,6 +84,9 @@ def resident(field):
 name, start, stop, dtype = sys.argv[1:]
 model, layers = find_decoder(name), LayerRange(int(start), int(stop))
 share_one_heap()
+model.stage(LayerRange(0, 1), find_dtype(dtype), pages=1)
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
 imported = resident("VmRSS")
 stage = model.stage(layers, find_dtype(dtype), pages=1)
 print(json.dumps({"imported": imported, "peak": resident("VmHWM"), "weights": stage.weight_bytes}))

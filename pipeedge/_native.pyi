@@ -341,6 +341,13 @@ class DecoderStage:
                 not finite.
         """
 
+    def widen(self, block: int, name: str) -> None:
+        """Hold a matrix of a stage of int4 in int8; call this before it is filled.
+
+        Raises:
+            ValueError: the stage has no such matrix.
+        """
+
     def step(
         self,
         sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int, int]],

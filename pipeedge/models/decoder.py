@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -20,12 +21,12 @@ from pipeedge.models.cuts import step_shapes, stream_type
 from pipeedge.models.decoder_ends import DecoderEnds, head_dtype
 from pipeedge.models.dtypes import INT4, dtype_name, grouped_bytes, stream_dtype
 from pipeedge.models.families.decoder import DecoderOptions
-from pipeedge.models.layers.decoder import PAGE, DecoderStage, part_shapes
+from pipeedge.models.layers.decoder import PAGE, DecoderStage, matrices_of, part_shapes, wide_matrices
 from pipeedge.models.model import Model, find_model
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
 from pipeedge.models.step_rows import StepBounds
-from pipeedge.models.weights.comparing import Placeholder
+from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
 from pipeedge.models.weights.locating import hub_filling
 from pipeedge.models.weights.random_weights import RandomWeights
@@ -83,7 +84,30 @@ class DecoderModel(Outline):
 
     def weight_bytes(self, layers: LayerRange, dtype: torch.dtype) -> int:
         """Return the size of the weights of ``layers`` in bytes, about, without those of the ends."""
-        return grouped_bytes(dtype, self.parameter_count(layers))
+        size = grouped_bytes(dtype, self.parameter_count(layers))
+        if dtype is not INT4:
+            return size
+        wide = sum(self._wide_values.get(layer, 0) for layer in range(layers.start, layers.stop))
+        return size + grouped_bytes(torch.int8, wide) - grouped_bytes(INT4, wide)
+
+    @cached_property
+    def _wide_values(self) -> Mapping[int, int]:
+        """Number of weights of each layer that stages of int4 have in int8."""
+        if not self.is_file:
+            return {}
+        shapes = {
+            f"parts.{layer}.{name}": shape
+            for layer in range(self.n_layers)
+            for name, shape in part_shapes(self.config, *divmod(layer, LAYERS_PER_BLOCK)).items()
+        }
+        places = {name: cast("torch.Tensor", Placeholder(shape)) for name, shape in shapes.items()}
+        with self.open() as file:
+            wide = wide_matrices(check_tensors(places, self.config, file), file)
+        found: dict[int, int] = {}
+        for name, shape in shapes.items():
+            for layer, _ in wide.intersection(matrices_of(name)[:1]):
+                found[layer] = found.get(layer, 0) + math.prod(shape)
+        return found
 
     def end_bytes(self, dtype: torch.dtype) -> int:
         """Return the size of embedding, last norm and head in bytes, about."""

@@ -108,7 +108,7 @@ def _load_decoder_stage(
 ) -> DecoderStage:
     """Load the layers of a stage of a decoder, and reserve memory for its cache."""
     dtype = find_dtype(stage.dtype)
-    total = model.weight_bytes(stage.layers, dtype)
+    total = grouped_bytes(dtype, model.parameter_count(stage.layers))
     with _shown(context, stage.layers.named, total) as advance:
         return model.stage(
             stage.layers,

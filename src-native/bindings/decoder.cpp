@@ -166,15 +166,9 @@ class Stage {
 
   void fill(py::ssize_t number, const std::string& name, py::ssize_t first, const py::array& values,
             py::ssize_t threads, const std::optional<std::string>& coding) {
-    if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
-      throw py::value_error("there is no block " + std::to_string(number));
-    }
-    decoder::Block& block = stage_.block(static_cast<std::size_t>(number));
-    const std::pair<const char*, Matrix*> matrices[] = {
-        {"qkv", &block.qkv}, {"proj", &block.proj}, {"gate", &block.gate}, {"up", &block.up}, {"down", &block.down}};
-    for (const auto& [own, matrix] : matrices) {
-      if (name == own) return fill_matrix(*matrix, name, first, values, threads, coding);
-    }
+    decoder::Block& block = block_of(number);
+    Matrix* matrix = matrix_of(block, name);
+    if (matrix != nullptr) return fill_matrix(*matrix, name, first, values, threads, coding);
     const std::pair<const char*, std::vector<float>*> vectors[] = {
         {"qkv_bias", &block.qkv_bias},   {"proj_bias", &block.proj_bias},
         {"gate_bias", &block.gate_bias}, {"up_bias", &block.up_bias},
@@ -222,9 +216,32 @@ class Stage {
   }
 
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
+  void widen(py::ssize_t number, const std::string& name) {
+    Matrix* matrix = matrix_of(block_of(number), name);
+    if (matrix == nullptr || matrix->inputs() == 0) throw py::value_error("there is no " + name + " here");
+    if (matrix->type() == Type::kInt4) *matrix = Matrix(Type::kInt8, matrix->outputs(), matrix->inputs());
+  }
+
   std::size_t weight_bytes() const { return stage_.weight_bytes(); }
 
  private:
+  decoder::Block& block_of(py::ssize_t number) {
+    if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
+      throw py::value_error("there is no block " + std::to_string(number));
+    }
+    return stage_.block(static_cast<std::size_t>(number));
+  }
+
+  /// A matrix of a block, or null if it has none of that name.
+  static Matrix* matrix_of(decoder::Block& block, const std::string& name) {
+    const std::pair<const char*, Matrix*> matrices[] = {
+        {"qkv", &block.qkv}, {"proj", &block.proj}, {"gate", &block.gate}, {"up", &block.up}, {"down", &block.down}};
+    for (const auto& [own, matrix] : matrices) {
+      if (name == own) return matrix;
+    }
+    return nullptr;
+  }
+
   static decoder::Stage make(py::ssize_t hidden, py::ssize_t heads, py::ssize_t kv_heads, py::ssize_t head_size,
                              py::ssize_t inner, const std::string& weights, const std::string& stream,
                              bool norm_centred, float eps, const std::string& head_norm, bool gated,
@@ -420,6 +437,8 @@ void bind_decoder(py::module_& module) {
            py::arg("blocks"), py::arg("first"), py::arg("end"), py::arg("pages"), py::arg("window_pages"))
       .def("fill", &Stage::fill, py::arg("block"), py::arg("name"), py::arg("first"), py::arg("values"), py::kw_only(),
            py::arg("threads") = 1, py::arg("coding") = py::none())
+      .def("widen", &Stage::widen, py::arg("block"), py::arg("name"),
+           "Hold a matrix of a stage of int4 in int8; call this before it is filled.")
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
            py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none())
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)

@@ -325,10 +325,14 @@ void Matrix::write_nibbles(std::size_t output, std::size_t group, Half scale, st
   const_cast<Half*>(to.scales)[column] = scale;
   const_cast<std::uint8_t*>(to.zeros)[column] = zero;
   const auto bits = static_cast<unsigned>(column < kColumns / 2 ? 0 : 4);
-  auto* bytes = reinterpret_cast<std::uint8_t*>(const_cast<char*>(to.codes)) + column % (kColumns / 2) * kUnit;
-  for (std::size_t k = 0; k < kGroup; ++k) {
-    std::uint8_t& both = bytes[k / kUnit * (kColumns / 2) * kUnit + k % kUnit];
-    both = static_cast<std::uint8_t>((both & ~(kMostNibble << bits)) | codes[k] << bits);
+  constexpr std::uint32_t kLowHalves = 0x0f0f0f0f;  // of a unit's bytes
+  char* unit = const_cast<char*>(to.codes) + column % (kColumns / 2) * kUnit;
+  for (std::size_t k = 0; k < kGroup; k += kUnit, unit += kColumns / 2 * kUnit) {
+    std::uint32_t both, own;
+    std::memcpy(&both, unit, sizeof both);
+    std::memcpy(&own, codes + k, sizeof own);
+    both = (both & ~(kLowHalves << bits)) | own << bits;
+    std::memcpy(unit, &both, sizeof both);
   }
 }
 

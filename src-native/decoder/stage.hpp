@@ -47,7 +47,7 @@ struct Rotation {
 /// What all blocks have in common.
 struct Settings {
   std::size_t hidden = 0, heads = 0, kv_heads = 0, head_size = 0, inner = 0;
-  Type weights = Type::kFloat32;
+  Type weights = Type::kFloat32;  // of the matrices of blocks, of which some may have 8 bits for 4
   Type stream = Type::kFloat32;
   bool norm_centred = false;
   float eps = 0;

@@ -21,9 +21,11 @@ from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 
 from pipeedge import _native as native
 from pipeedge.base.errors import ModelError, PipeEdgeError, WeightsError
+from pipeedge.base.schedule import LayerRange
 from pipeedge.data.prompts import open_vocabulary, read_generation_defaults
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models.decoder import find_decoder
+from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.gguf_config import ARCHITECTURES
 from pipeedge.models.registry import PUZZLES, find_any
 from pipeedge.models.weights.file_kinds import open_weights
@@ -148,6 +150,31 @@ def test_models_in_files_have_the_scores_of_transformers(
     found = scores_of(path, torch.float32, TOKENS)
     largest = float(wanted.abs().max())
     assert float((found - wanted).abs().max()) <= 1e-5 * largest
+
+
+def test_matrices_of_more_bits_keep_them_in_a_stage_of_4(tmp_path: Path) -> None:
+    """As in Q4_K_M: values and the last products of an MLP have more bits than the rest."""
+    model = transformers.LlamaForCausalLM.from_pretrained(find_any(PUZZLES).directory, dtype=torch.float32)
+    wide = ("attn_v.weight", "ffn_down.weight")
+    tensors = [
+        (name, values, "Q8_0" if name.endswith(wide) and "blk.1" in name else form)
+        for name, values, form in model_tensors(model, "Q4_0")
+    ]
+    settings_of_model = model_settings(model) | {"tokenizer.ggml.model": "no_vocab"}
+    path = write_gguf(tmp_path / "model.gguf", settings_of_model, tensors)
+    decoder = find_decoder(path)
+    assert decoder.stored_dtype == "int4"
+    sizes = []
+    for block in range(2):
+        layers = LayerRange(4 * block, 4 * block + 4)
+        stage = decoder.stage(layers, find_dtype("int4"), pages=1, context=64)
+        sizes.append(stage.weight_bytes)
+        assert abs(decoder.weight_bytes(layers, find_dtype("int4")) / stage.weight_bytes - 1) < 0.02
+    shapes = {name: values.size for name, values, _ in tensors if name.startswith("blk.1.")}
+    kept = sum(shapes[f"blk.1.{name}.weight"] for name in ("attn_q", "attn_k", "attn_v", "ffn_down"))
+    assert sizes[1] - sizes[0] == kept * (34 - 19) // 32
+    exact, found = (scores_of(path, find_dtype(dtype), TOKENS) for dtype in ("float32", "int4"))
+    assert float((found - exact).norm() / exact.norm()) < 0.02
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ Shapes in docstrings: R rows, D hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.cuts import step_shapes
-from pipeedge.models.dtypes import dtype_name, stream_dtype
+from pipeedge.models.dtypes import INT4, dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import NATIVE_ACTIVATIONS, DecoderOptions
 from pipeedge.models.rotary import scaled_frequencies
@@ -50,8 +50,10 @@ __all__ = [
     "StepRows",
     "as_array",
     "finite_codes",
+    "matrices_of",
     "part_shapes",
     "read_rows",
+    "wide_matrices",
 ]
 
 PAGE: int = native.DECODER_PAGE
@@ -74,6 +76,8 @@ _PART_OF = {
     "end2": 3,
 }
 """Layer of a block that each of its modules belongs to."""
+_MATRICES = {"q": ("qkv",), "k": ("qkv",), "v": ("qkv",), "gate_up": ("gate", "up")}
+"""Matrices of native code that modules are stored in; those of others have the names of the modules."""
 _NORMS = {
     "norm1": "attention_norm",
     "norm2": "mlp_norm",
@@ -83,7 +87,7 @@ _NORMS = {
     "k_norm": "key_norm",
 }
 """Norms, and what native code calls them."""
-_PART_VALUES = 1 << 21
+_PART_VALUES = 1 << 19
 """Number of values of a matrix that are read and packed at a time, about."""
 _TOGETHER = 64
 """Number of rows that packing divides among threads without sharing a panel."""
@@ -109,7 +113,8 @@ class DecoderStage:
         architecture: Dimensions of the model.
         layers: Layers to compute.
         dtype: Number type of the weights: float32, bfloat16, int8, with a scale for each 32 weights, or int4,
-            with a scale and a zero for each 32.
+            with a scale and a zero for each 32. Matrices that a file has in more bits than most of its
+            weights are int8 in a stage of int4.
         pages: Number of pages of the cache of each block that attends to everything.
         window_pages: Number of pages of that of each block with a window.
         context: Longest sequence in tokens.
@@ -202,14 +207,27 @@ class DecoderStage:
         shapes = self.stored_tensors()
         fillings = check_tensors(shapes, self.architecture, file)
         file.announce(source.name for filling in fillings for source in filling.sources)
+        if self.dtype is INT4:
+            for layer, matrix in wide_matrices(fillings, file):
+                self._native.widen(layer // LAYERS_PER_BLOCK - self._first_block, matrix)
         for filling in fillings:
             check_coding(filling, file, self.dtype)
-            _, number, module, kind = filling.parameter.split(".")
-            block = int(number) // LAYERS_PER_BLOCK - self._first_block
-            with finite_codes(filling, file):
-                for part in read_rows(filling, shapes[filling.parameter].shape, file, progress):
-                    self._put(block, module, kind, part)
+            self._read(filling, shapes[filling.parameter].shape, file, progress)
         return self
+
+    def _read(
+        self,
+        filling: Filling,
+        shape: Sequence[int],
+        file: WeightsFile,
+        progress: Callable[[int], object],
+    ) -> None:
+        """Read a parameter. The buffer of its rows is given back before that of the next one is needed."""
+        _, number, module, kind = filling.parameter.split(".")
+        block = int(number) // LAYERS_PER_BLOCK - self._first_block
+        with finite_codes(filling, file):
+            for part in read_rows(filling, shape, file, progress):
+                self._put(block, module, kind, part)
 
     def _put(self, block: int, module: str, kind: str, part: TensorRows) -> None:
         """Hand rows of a parameter on to native code."""
@@ -316,6 +334,28 @@ def part_shapes(architecture: Architecture, block: int, part: int) -> dict[str, 
         if name.startswith("block.{n}.")
     }
     return {name: shape for name, shape in own.items() if _PART_OF[name.partition(".")[0]] == part}
+
+
+def wide_matrices(fillings: Iterable[Filling], file: WeightsFile) -> frozenset[tuple[int, str]]:
+    """Return the matrices, by layer and name, that stages of int4 have in int8.
+
+    They are those that ``file`` has in more bits than most others. What native code has in one matrix, such
+    as queries, keys and values, has one number type.
+    """
+    return frozenset(
+        (layer, matrix)
+        for filling in fillings
+        if any(file.is_wide(source.name) for source in filling.sources)
+        for layer, matrix in matrices_of(filling.parameter)
+    )
+
+
+def matrices_of(parameter: str) -> tuple[tuple[int, str], ...]:
+    """Return layer and name of the matrices of native code that have a parameter; none if it is a vector."""
+    _, layer, module, kind = parameter.split(".")
+    if kind != "weight" or module in _NORMS:
+        return ()
+    return tuple((int(layer), matrix) for matrix in _MATRICES.get(module, (module,)))
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,14 @@ class WeightsFile(ABC):
         del name
         return None
 
+    def is_wide(self, name: str) -> bool:
+        """Return whether a matrix has more than 4 bits in a file that has most of its weights in 4 bits.
+
+        A stage of int4 then has it in int8.
+        """
+        del name
+        return False
+
     def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
         """Yield a matrix of codes in parts of about so many rows, uint8 [rows, bytes].
 

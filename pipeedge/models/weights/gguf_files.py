@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ _DTYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Number types of forms; all others are computed in float32."""
+_NARROW = "int4"
 READABLE_FORMS = (*_PLAIN, *_CODED)
 """Forms whose values can be read."""
 _INTERLEAVED = ("llama", "granite", "smollm3")
@@ -65,16 +67,20 @@ class GgufFile(WeightsFile):
         number_type = "float32" if self.coding(name) else _PLAIN.get(form)
         return TensorEntry(tensor.shape, number_type, form)
 
-    @property
+    @cached_property
     def stored_dtype(self) -> str:
         """Number type for most of the weights of blocks: with the least loss, then with the fewest bits."""
         counts: dict[str, int] = {}
         for name, tensor in self.header.tensors.items():
             if not name.startswith(_BLOCKS):
                 continue
-            dtype = _DTYPES.get(tensor.form.name, "float32")
+            dtype = self._dtype_of(name)
             counts[dtype] = counts.get(dtype, 0) + math.prod(tensor.shape)
         return max(counts, key=counts.__getitem__, default="float32")
+
+    def is_wide(self, name: str) -> bool:
+        """Return whether a matrix has more than 4 bits in a file that has most of its weights in 4 bits."""
+        return self.stored_dtype == _NARROW and self._dtype_of(name) != _NARROW
 
     def coding(self, name: str) -> str | None:
         """Return the form of a tensor's codes, or None if it has plain numbers."""
@@ -161,6 +167,10 @@ class GgufFile(WeightsFile):
                     yield part
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
+
+    def _dtype_of(self, name: str) -> str:
+        """Return the number type that keeps the weights of a tensor best, with the fewest bits."""
+        return _DTYPES.get(self.header.tensors[name].form.name, "float32")
 
     def _head_rows(self, name: str) -> int:
         """Return the number of rows of a head if those of a tensor are in another order, or 0."""

@@ -75,6 +75,11 @@ class JoinedWeights(WeightsFile):
         file, own = self._places[name]
         return file.coding(own)
 
+    def is_wide(self, name: str) -> bool:
+        """Return whether a matrix has more than 4 bits in a file that has most of its weights in 4 bits."""
+        file, own = self._places[name]
+        return file.is_wide(own)
+
     def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
         """Yield a matrix of codes in parts of about so many rows."""
         file, own = self._places[name]
