@@ -109,7 +109,7 @@ def test_number_types_are_chosen_from_profiles(
     show_schedule(parse_runtime(words, Environment()).request, shown.append)
     stages = [line for line in shown if line.startswith("stage ")]
     assert stages
-    assert all(line.endswith(f", {fastest}") for line in stages)
+    assert all(f", {fastest}" in line for line in stages), stages
 
 
 def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:
