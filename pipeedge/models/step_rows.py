@@ -74,7 +74,7 @@ def pack_rows(rows: Sequence[StepRows], into: torch.Tensor, layers: int | None =
 
 
 def computing_layers(tensor: torch.Tensor) -> int:
-    """Return how many layers, from the first, compute the rows of a step, of which the tensor is sound."""
+    """Return how many layers, from the first, compute the rows of a step that was unpacked before."""
     return int(tensor[1])
 
 
@@ -91,6 +91,8 @@ def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
     head = _HEAD + _COLUMNS * sequences
     if not 0 < sequences <= bounds.sequences or head > len(values):
         raise PeerFailedError(f"a step claims {sequences} sequences")
+    if values[1] < 1:
+        raise PeerFailedError(f"a step is for {values[1]} layers")
     table = values[_HEAD:head].reshape(sequences, _COLUMNS).astype(np.int64)
     if (table < 0).any() or (table[:, 1] == 0).any() or table[:, 1].sum() > bounds.rows:
         raise PeerFailedError("a step claims an impossible number of rows")

@@ -17,7 +17,7 @@ from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.compress import LinkEncoder
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.layers.decoder import PAGE, StepRows
-from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length, unpack_rows
+from pipeedge.models.step_rows import StepBounds, computing_layers, pack_rows, packed_length, unpack_rows
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, least_cache_bytes, stage_cache_bytes
 from pipeedge.request.generation import CacheRequest
 from pipeedge.run.stage import StepStage
@@ -70,6 +70,7 @@ def test_a_damaged_description_is_refused_or_within_the_bounds(rows: list[StepRo
         found = unpack_rows(tensor[:length], BOUNDS)
     except PeerFailedError:
         return
+    assert computing_layers(tensor) > 0
     assert len(found) <= BOUNDS.sequences
     assert sum(one.rows for one in found) <= BOUNDS.rows
     for one in found:
@@ -78,6 +79,15 @@ def test_a_damaged_description_is_refused_or_within_the_bounds(rows: list[StepRo
         for pages, size in ((one.pages, BOUNDS.pages), (one.window_pages, BOUNDS.window_pages)):
             assert len(pages) * PAGE >= one.position + one.rows
             assert all(0 <= page < size for page in pages)
+
+
+@pytest.mark.parametrize("layers", [0, -1, -(2**31)])
+def test_a_step_is_for_some_layers(layers: int) -> None:
+    """Otherwise every stage would pass on zeros."""
+    tensor = packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(1, np.int32))])
+    tensor[1] = layers
+    with pytest.raises(PeerFailedError, match=f"a step is for {layers} layers"):
+        unpack_rows(tensor, BOUNDS)
 
 
 @pytest.mark.parametrize(
