@@ -173,7 +173,7 @@ class Shard(nn.Module):
 
     def _items_together(self, hidden: torch.Tensor) -> int:
         """Return the number of items to compute at a time, in parts of like size, for the first tensor."""
-        if self.training or not self._in_parts or hidden.device.type != "cpu":
+        if self.training or not self._in_parts or hidden.device.type != "cpu" or not hidden.numel():
             return len(hidden)
         tokens = hidden.shape[1] if self._image_tokens is None else self._image_tokens
         most = max(1, _LARGEST_INNER_BYTES // (tokens * self._inner * self.stream_dtype.itemsize))

@@ -151,3 +151,4 @@ def test_large_microbatches_are_computed_some_items_at_a_time(
     monkeypatch.setattr(shard, "_LARGEST_INNER_BYTES", 2 * tokens * model.config.intermediate * 4)
     for cuts in ([], [1], [3, 6]):
         assert torch.equal(run_cut(model, cuts, inputs)[0], torch.cat(alone)), f"cut after {cuts}"
+    assert not len(run_cut(model, [], tuple(tensor[:0] for tensor in inputs))[0])
