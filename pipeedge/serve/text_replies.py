@@ -6,8 +6,7 @@ A stream consists of events, each an object of JSON; their texts joined are the 
 from __future__ import annotations
 
 import codecs
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -308,11 +307,15 @@ class ResponseReply:
         model: Name of the model.
         created: Time of the request, in seconds since 1970.
         echoed: Options of the request that the reply repeats.
+        clock: Returns the seconds since 1970.
     """
 
     last_event: bytes | None = None
 
-    def __init__(self, number: str, model: str, created: int, echoed: dict[str, Any]) -> None:
+    def __init__(
+        self, number: str, model: str, created: int, echoed: dict[str, Any], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
         self._message = f"msg_{number}"
         self._head = {
             "id": f"resp_{number}",
@@ -385,7 +388,7 @@ class ResponseReply:
         return {
             **self._head,
             "status": status,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": int(self._clock()) if status == "completed" else None,
             "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
             "output": [self._item(text, status)],
             "usage": {

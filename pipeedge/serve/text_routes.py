@@ -169,7 +169,7 @@ class TextRoutes:
             "presence_penalty": prompt.sampling.presence_penalty,
             "frequency_penalty": prompt.sampling.frequency_penalty,
         }
-        form = partial(ResponseReply, uuid.uuid4().hex, self._model.name, int(time.time()), echoed)
+        form = partial(ResponseReply, uuid.uuid4().hex, self._model.name, int(time.time()), echoed, time.time)
         return await self._reply(request, [prompt], form, streams=bool(body.stream))
 
     def _check_model(self, name: str) -> None:
