@@ -7,25 +7,19 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from clock import Clock
-from msgspec import Raw
 from runtime_request import request
+from watched_run import SWITCHED, WatchedRun
 
 from pipeedge.base.errors import PipeEdgeError
-from pipeedge.control.changing import Dropped, RunSnapshot, Switched
+from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.liveness import RankStatus
 from pipeedge.models import find_model
 from pipeedge.observe.metrics import StageWork
-from pipeedge.observe.pipeline_state import PipelineState
-from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
-from pipeedge.run.live_planning import RunWatcher
+from pipeedge.plan.schedule_choice import plan_schedule
 
 MODEL = find_model("vit-digits")
 LAYERS = MODEL.n_layers
@@ -50,10 +44,7 @@ def files(tmp_path: Path) -> str:
     return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/devices.yml -H a,b,c"
 
 
-SWITCHED = Switched(2, 77, 1.5)
-
-
-class SimulatedRun:
+class SimulatedRun(WatchedRun):
     """A run of ``seconds`` in which the stages work as fast as the slowest one allows.
 
     Heartbeats come ``heard_s`` after each look. With ``lengths``, it answers requests: those have these
@@ -70,37 +61,16 @@ class SimulatedRun:
         heard_s: float = 1.0,
         lengths: str | None = None,
     ) -> None:
-        self.request = request(line)
-        self.clock = Clock()
-        self.lines: list[str] = []
-        self.replans: list[ReplanRecord] = []
+        self._slowness, self._heard_s, self._lengths = slowness, heard_s, lengths
+        asked = request(line)
         tokens = None if lengths is None else 512
-        planned = plan_schedule(self.request, MODEL, tokens)
-        self.first = planned.schedule
-        goes_on = self.request.transport.goes_on
+        planned = plan_schedule(asked, MODEL, tokens)
         items = 100_000 if lengths is None else None
-        self.plan = Plan(
-            planned.schedule, 0, items, 8, tokens, prediction=planned.prediction, goes_on=goes_on
-        )
-        self.outcome = outcome
-        self._epoch = 1
-        self._seconds = seconds
-        self._slowness = slowness
-        self._heard_s = heard_s
-        self._lengths = lengths
-        self._begin()
-        context: Any = SimpleNamespace(
-            request=self.request, model=MODEL, warn=self.lines.append, replans=self.replans
-        )
-        session: Any = SimpleNamespace(
-            snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
-        )
-        self.decider: Any = SimpleNamespace(
-            present=self.plan, change=self._change, as_measured=None, limits=planned.limits, lengths=None
-        )
+        goes_on = asked.transport.goes_on
+        plan = Plan(planned.schedule, 0, items, 8, tokens, prediction=planned.prediction, goes_on=goes_on)
+        super().__init__(asked, MODEL, planned, plan, seconds, outcome)
         spoil()
-        self.shown = PipelineState()
-        RunWatcher(context, session, self.decider, self.clock, self._pass, self.shown).run()
+        self.watch()
 
     def _pass(self, seconds: float) -> None:
         self._compute(self._heard_s * seconds)
@@ -129,34 +99,19 @@ class SimulatedRun:
         }
         self.clock.now += seconds
 
-    def _change(
-        self, session: object, planned: PlannedSchedule, since: RunSnapshot, cause: str, line: str
-    ) -> Switched | Dropped:
-        self.lines.append(line)
-        assert line.startswith(cause)
-        if isinstance(self.outcome, Switched):
-            self._epoch += 1
-            self.plan = self.decider.present = dataclasses.replace(self.plan, schedule=planned.schedule)
-            self._begin()
-        return self.outcome
-
     def _begin(self) -> None:
         """Begin with the counters of a plan."""
         self._work = {rank: StageWork(items=16) for rank in self.plan.schedule.ranks}
         self._heard = self._work
         self._items, self._spent_s = 16.0, 0.0
 
-    def _snapshot(self) -> RunSnapshot | None:
-        if self.clock.now > self._seconds:
-            return None
+    def _statuses(self) -> Mapping[int, RankStatus]:
         if self.decider.lengths is not None:  # as those of rank 0's decisions
             self.decider.present = dataclasses.replace(self.plan, lengths=self.decider.lengths)
-        statuses: Mapping[int, RankStatus] = {
+        return {
             rank: RankStatus(work=work, lengths=self._lengths if rank == 0 else None)
             for rank, work in self._heard.items()
         }
-        facts = {rank: Raw(b'{"weights": "w"}') for rank in range(3)}
-        return RunSnapshot(self._epoch, True, None, facts, statuses)
 
 
 @pytest.mark.parametrize("options", ["", "-c tcp --replan only-report", "-c tcp --on-failure stop"])

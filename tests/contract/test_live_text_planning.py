@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from clock import Clock
-from msgspec import Raw
 from runtime_request import request
 from text_ranks import PUZZLES
+from watched_run import WatchedRun
 
 from pipeedge.base.text_lengths import TextLengths
-from pipeedge.control.changing import RunSnapshot, Switched
 from pipeedge.control.liveness import RankStatus
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageWork, TextWork
-from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
-from pipeedge.run.live_planning import RunWatcher
 
 MODEL = find_decoder(PUZZLES)
 LAYERS = MODEL.n_layers
@@ -62,7 +56,7 @@ def files(tmp_path: Path, fixed_s: float) -> str:
     return f"-sm {tmp_path}/models.yml -sdt {tmp_path}/types.yml -sd {tmp_path}/hosts.yml -H a,b,c,d"
 
 
-class SimulatedText:
+class SimulatedText(WatchedRun):
     """A run of a decoder on four ranks, whose stages are as fast as the profiles say, but for their slowness.
 
     Args:
@@ -81,16 +75,12 @@ class SimulatedText:
         texts: Callable[[float], int] = lambda now_s: STREAMS,
         fixed_s: float = ROW_S,
     ) -> None:
-        self._fixed_s = fixed_s
-        self.request = request(f"0 4 -m {PUZZLES} -c tcp -u {STREAMS} {line}")
-        self.clock = Clock()
-        self.lines: list[str] = []
-        self.replans: list[ReplanRecord] = []
-        self._seconds, self._slowness, self._texts = seconds, slowness, texts
+        self._fixed_s, self._slowness, self._texts = fixed_s, slowness, texts
+        self._text = [0.0] * 5
+        asked = request(f"0 4 -m {PUZZLES} -c tcp -u {STREAMS} {line}")
         lengths = TextLengths(prompt=POSITIONS, answer=100, longest=200, texts=10_000)
-        planned = plan_schedule(self.request, MODEL, None, texts=lengths)
-        self.first = planned.schedule
-        self.plan = Plan(
+        planned = plan_schedule(asked, MODEL, None, texts=lengths)
+        plan = Plan(
             planned.schedule,
             0,
             10_000,
@@ -101,18 +91,8 @@ class SimulatedText:
             steps=StepBounds(200, 64, STREAMS, 64, 0),
             texts=lengths,
         )
-        self._epoch, self._text = 1, [0.0] * 5
-        self._begin()
-        context: Any = SimpleNamespace(
-            request=self.request, model=MODEL, warn=self.lines.append, replans=self.replans
-        )
-        session: Any = SimpleNamespace(
-            snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)
-        )
-        self.decider: Any = SimpleNamespace(
-            present=self.plan, change=self._change, as_measured=None, limits=planned.limits, lengths=None
-        )
-        RunWatcher(context, session, self.decider, self.clock, self._pass).run()
+        super().__init__(asked, MODEL, planned, plan, seconds)
+        self.watch()
 
     def rate(self, stages: PlannedSchedule | Any, texts: int) -> tuple[float, float, dict[int, float]]:
         """Return the steps a second of a schedule, the rows of each, and the seconds of each rank for it."""
@@ -138,22 +118,11 @@ class SimulatedText:
         self._work_s += seconds
         self.clock.now += seconds
 
-    def _change(
-        self, session: object, planned: PlannedSchedule, since: RunSnapshot, cause: str, line: str
-    ) -> Switched:
-        self.lines.append(line)
-        self._epoch += 1
-        self.plan = self.decider.present = dataclasses.replace(self.plan, schedule=planned.schedule)
-        self._begin()
-        return Switched(self._epoch, 77, 1.5)
-
     def _begin(self) -> None:
         self._spent = dict.fromkeys(self.plan.schedule.ranks, 0.0)
         self._rows = self._work_s = 0.0
 
-    def _snapshot(self) -> RunSnapshot | None:
-        if self.clock.now > self._seconds:
-            return None
+    def _statuses(self) -> Mapping[int, RankStatus]:
         steps, rows, positions, seconds, text_s = self._text
         text = TextWork(int(steps), int(rows), int(positions), seconds, text_s)
         statuses = {
@@ -164,9 +133,7 @@ class SimulatedText:
             for rank, spent in self._spent.items()
         }
         statuses.setdefault(0, RankStatus(text=text))
-        return RunSnapshot(
-            self._epoch, True, None, {rank: Raw(b'{"weights": "w"}') for rank in range(4)}, statuses
-        )
+        return statuses
 
 
 def half_speed(now_s: float, rank: int) -> float:
