@@ -149,23 +149,31 @@ class TcpReceiver:
             self._thread.join()
 
     def _next(self) -> _Arrived:
-        with self._changed:
-            self._stage_waits = True
-            self._changed.wait_for(lambda: self._arrived or self._error is not None or self._may_read())
-            if self._arrived:
+        reads = False
+        try:
+            with self._changed:
+                self._stage_waits = True
+                self._changed.wait_for(lambda: self._arrived or self._error is not None or self._may_read())
+                if self._arrived:
+                    self._leave()
+                    return self._arrived.popleft()
+                if self._error is not None:
+                    raise self._error
+                reads = self._reading = True
+            arrived = self._read()
+            with self._changed:
+                self._reading = reads = False
                 self._leave()
-                return self._arrived.popleft()
-            if self._error is not None:
-                raise self._error
-            self._reading = True
-        arrived = self._read()
-        with self._changed:
-            self._reading = False
-            self._leave()
-            if arrived is None:
-                self._changed.notify_all()
-                raise self._error or Closed
-            return arrived
+                if arrived is None:
+                    self._changed.notify_all()
+                    raise self._error or Closed
+                return arrived
+        except BaseException:
+            if reads:  # Ctrl-C, in the main thread: whoever closes the link waits for the one that reads
+                with self._changed:
+                    self._reading = False
+                    self._changed.notify_all()
+            raise
 
     def _may_read(self) -> bool:
         return not self._reading and not self._link.receipts and not self._ended

@@ -226,28 +226,43 @@ class _Replies:
         self._wire.close()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        while True:
+        while self._read(ready):
+            pass
+
+    def _read(self, ready: Callable[[], bool]) -> bool:
+        """Read some replies, or wait until another thread has; return False when ``ready``."""
+        reads = False
+        try:
             with self._changed:
                 self._changed.wait_for(lambda: ready() or self._error is not None or not self._reading)
                 if ready():
-                    return
+                    return False
                 if self._error is not None:
                     raise self._error
-                self._reading = True
-            error: Exception | None = None
-            data = b""
-            try:
-                data = self._wire.receive_some(_REPLIES_BYTES)
-            except OSError as failure:
-                error = self._explain(failure)
+                reads = self._reading = True
+            data, error = self._receive()
             with self._changed:
-                self._reading = False
+                self._reading = reads = False
                 try:
                     self._take(data)
                 except FrameError as failure:
                     error = failure
                 self._error = self._error or error
                 self._changed.notify_all()
+        except BaseException:
+            if reads:  # Ctrl-C, in the main thread: whoever closes the link waits for the one that reads
+                with self._changed:
+                    self._reading = False
+                    self._changed.notify_all()
+            raise
+        return True
+
+    def _receive(self) -> tuple[bytes, Exception | None]:
+        """Return some bytes, or the reason why none come any more."""
+        try:
+            return self._wire.receive_some(_REPLIES_BYTES), None
+        except OSError as failure:
+            return b"", self._explain(failure)
 
     def _take(self, data: bytes) -> None:
         data = self._partial + data

@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ from pipeedge.transport.tcp_hello import (
     pack_answer,
     read_answer,
 )
-from pipeedge.transport.wires import Connections
+from pipeedge.transport.wires import Connections, TcpWire
 
 LINK = Link(3, 5, SPECS)
 BIG = Link(3, 5, (TensorSpec((4 << 20,), torch.uint8),))
@@ -104,6 +105,24 @@ def test_frames_larger_than_the_kernels_buffers_arrive_in_order(pair: Pair, is_r
         packet.lease.release()
     assert receiver.receive() is None
     fed.result(LIMIT_S)
+
+
+@pytest.mark.parametrize("end", ["sending", "receiving"])
+def test_an_interrupted_end_can_be_closed(pair: Pair, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C in the profiler, whose main thread sends and receives."""
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    link = replace(LINK, is_read_ahead=False)
+    sender, receiver = pair[0].sender(link), pair[1].receiver(link)
+    send(sender, LINK_WINDOW)
+    monkeypatch.setattr(TcpWire, "receive_some" if end == "sending" else "receive", interrupted)
+    waits: Callable[[], object] = receiver.receive if end == "receiving" else partial(sender.reserve, SPECS)
+    with pytest.raises(KeyboardInterrupt):
+        waits()
+    for transport in pair:
+        in_thread(transport.close).result(LIMIT_S)
 
 
 def test_a_packet_is_forwarded_from_the_memory_that_received_it(pair: Pair) -> None:
