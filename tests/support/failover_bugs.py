@@ -740,20 +740,23 @@ class ComparesWithAPlanThatHasNotRun(StepQueue):
 
 
 _RARE: Mapping[str, int] = {
-    "StopsWhatRunsForWhatIsPrepared": 78,
+    "StopsWhatRunsForWhatIsPrepared": 130,
     "RunsOnWithoutAParticipantOfTheNext": 1960,
     "IgnoresCompleteWhileStopping": 245,
-    "GoesOnWithoutDataRank": 415,
+    "GoesOnWithoutDataRank": 490,
     "EndsThoughOneHasJoined": 200,
-    "DismissesTheEndThatMustStay": 2675,
-    "EndsIfTheFirstPlanIsOvertaken": 130,
-    "ForgetsClaims": 190,
+    "DismissesTheEndThatMustStay": 3625,
+    "EndsIfTheFirstPlanIsOvertaken": 5505,
+    "ForgetsClaims": 1515,
     "TrustsFactsThatWereNotCompared": 80,
     "HearsNoSilence": 120,
-    "DoesNotSeeThatItMoves": 1840,
+    "DoesNotSeeThatItMoves": 2070,
     "ReportsNoLink": 285,
     "RunsBeforeItIsTold": 105,
     "TakesOverThePages": 38,
+    "TriesBrokenLinkForEver": 545,
+    "DoesNotCountBytes": 260,
+    "DropsWhatTheNewEpochHas": 265,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 
