@@ -14,93 +14,12 @@ from places import ROOT
 
 PACKAGE = ROOT / "pipeedge"
 
-PICTURE = """
-base       wording text_lengths backpressure interrupt crew channel machine heap lazy_exports pacing
-           deferred_imports shapes payload errors ports archive fields files json_file json_types
-           schedule streams yamlfile yamledit program guard console
-request    environment configured parsing declared scheduling files keys http_options generation config
-           profiled options
-models     pooling architecture hub_config shapes weights.names family families.bert
-           families.roberta families.distilbert families.mpnet families.albert families.electra
-           families.modernbert families.vit families.deit families.dinov2 families.dinov3
-           families.clip families.siglip families.decoder families.llama families.qwen
-           families.gemma families.phi3 families.olmo2 families.smollm3 families.granite
-           families.gpt2 families.catalogue weights.files
-           weights.pieces weights.gguf_header weights.gguf_files gguf_config
-           weights.safetensors_files weights.file_kinds weights.joined weights.hub
-           weights.locating weights.comparing cuts pooling_files image_size outline known
-           registry activations words dtypes linear int4 int8_passes int8_kernels int8 kernels
-           progress weights.random_weights weights.mapping rotary attention layers.parts
-           layers.patches layers.positions layers.bert layers.roberta layers.distilbert
-           layers.mpnet layers.albert layers.electra layers.modernbert layers.vit layers.deit
-           layers.dinov2 layers.dinov3 layers.clip layers.siglip layers.catalogue layers.decoder
-           step_rows sentence shard weights.fill weights.writing weights.coded_writing model
-           decoder_ends decoder weights.http_transfer
-           weights.pickled
-           weights.download
-decoding   pages step_times steps step_trial loop exact structure structure_matching sampling sampler
-           text_stream
-           template_program template tools vocabulary prompt generation answer_documents
-compress   sizes policies clamping adaptation transform codec wire link
-transport  place base frame leases lifecycle interfaces membership new_key authority loopback
-           rendezvous p2p_links p2p unlocking_store rpc_links rpc sealed wires dialling door
-           reception tcp_hello tcp_sending tcp_receiving tcp_group tcp choice
-observe    metrics token_figures live timeline energy records lanes assembly trace monitoring pipeline_state
-control    clocks failures liveness load_deadline messages announcement roster attempts
-           changing epochs epoch_member turns admission telemetry losses plans rank_watch
-           rank_messages supervision rules wire
-           connection hub hub_address uplink hub_client forms session
-plan       model_limits cache_size sched_pipeline problem specs listed_model spec_files spec_writing
-           schedule_files link_speed prediction placing after_loss costs scheduler choice
-           facts cache_owners planning schedule_choice conditions change_detection live_choice live_search
-data       sentence_rules tokenizer_files beginnings text_files items source labels png
-           pictures selection tables unfinished output_rows row_documents row_formats parquet results
-           ends arrays companions images text prompts answers imagenet cola defaults opening
-           protected_files fingerprint agreement
-report     document saved charts gantt plan_changes run_report bottleneck comparison
-           render main __main__
-serve      batching answers preparing pending in_flight backlog requests queued_model
-           figures bodies text_bodies description reference tensors zero_shot uploads
-           replies gate asking routes inference served_text text_asking text_replies text_routes
-           pages application http_server http_ends
-run        activity worker stage ledger progress held_out feed_collect step_queue text_check context links
-           linked_stage resuming data_flow text_ends composition loading replanning decision live_planning
-           phases reporting outcome loaded_layers epoch_log rank_epochs pipeline preview main
-           __main__
-profile    request options results likeness result_files step_fit quota handling network measuring
-           forecast emitting plotting data_work transport_costs rehearsal converting products synthetic
-           display job power decoder_job layer_work dtype_agreement sensitivity session main
-launch     commands supervisor main
-api        ranks answering generating pipeline
-train      batchlinear checkpoint dropout sends orders recording request report networks
-           options costs engine exporting samples partition preparing dividing batches session
-           main __main__
-doctor     findings notes network_checks rank_checks file_checks link_checks probe network_look
-           run_look links link_work review examine main __main__
-auction    market tables ordered sale optimal options house main
-testbed    cluster cluster_file groups network journal bed main
-simulate   simulation cluster options losses session main __main__
-nodes      messages talk programs facts pieces store pairing discovery identity peer remote_rank composing
-           deployment node inviting options shown main commands
-cli        commands scripts chat fetch key schedule completion config main
-"""
-"""Packages and their modules. A module imports only earlier ones."""
-
-
-def read_rooms(picture: str) -> dict[str, list[str]]:
-    rooms: dict[str, list[str]] = {}
-    for line in picture.splitlines():
-        if line and not line.startswith(" "):
-            room, *modules = line.split()
-            rooms[room] = modules
-        elif line:
-            rooms[room] += line.split()
-    return rooms
-
-
-ROOMS = read_rooms(PICTURE)
-ORDER = [f"{room}.{module}" for room, modules in ROOMS.items() for module in modules] + ["__main__"]
-"""Modules in order; ``python -m pipeedge`` is the last."""
+ROOMS = (
+    *("base", "request", "models", "decoding", "compress", "transport", "observe", "control", "plan", "data"),
+    *("report", "serve", "run"),
+    *("profile", "launch", "api", "train", "doctor", "auction", "testbed", "simulate", "nodes", "cli"),
+)
+"""Packages. One imports only earlier ones, and the module of ``python -m pipeedge`` all of them."""
 
 PURE = (
     "doctor.file_checks",
@@ -306,51 +225,27 @@ def own(name: str) -> str | None:
     return short
 
 
-def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that run on import: not function bodies, nor code for type checkers."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            continue
-        yield child
-        yield from at_import(child)
+def imported_modules(module: str, tree: ast.Module) -> set[str]:
+    """Return the modules of this package that a module imports anywhere, for type checkers too."""
+    targets = {target for node in nodes(tree) for name in imported(node) if (target := own(name))}
+    return {target for target in targets if target != module and not module.startswith(f"{target}.")}
 
 
-def place(module: str) -> int:
-    """Return the position of a module in the order; a package has that of its last module."""
-    if module in ORDER:
-        return ORDER.index(module)
-    return max(number for number, name in enumerate(ORDER) if name.startswith(f"{module}."))
+def test_every_package_has_a_place_in_the_order() -> None:
+    found = {module.split(".")[0] for module in MODULES} - {"", "__main__"}
+    assert found == set(ROOMS), f"{found ^ set(ROOMS)}: give it a place in ROOMS"
 
 
-def test_every_module_has_a_place_in_the_order() -> None:
-    packages = {module for module in MODULES if (PACKAGE / module.replace(".", "/")).is_dir()}
-    found = set(MODULES) - packages
-    assert found == set(ORDER), f"{found ^ set(ORDER)}: give it a place in PICTURE"
-
-
-@pytest.mark.parametrize("module", [module for module in MODULES if module])
-def test_a_module_imports_only_what_stands_above_it(module: str) -> None:
-    names = [name for node in nodes(MODULES[module]) for name in imported(node)]
-    targets = {target for name in names if (target := own(name))}
-    below = sorted(
-        target
-        for target in targets
-        if place(target) >= place(module)
-        and target != module
-        and not module.startswith(f"{target}.")
-        and not target.startswith(f"{module}.")
-    )
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in {"", "__main__"}])
+def test_a_package_imports_only_what_stands_above_it(module: str) -> None:
+    room = ROOMS.index(module.split(".")[0])
+    targets = imported_modules(module, MODULES[module])
+    below = sorted(target for target in targets if ROOMS.index(target.split(".")[0]) > room)
     assert not below, f"pipeedge.{module} imports {below}, which stand below it"
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    graph = {
-        module: {target for node in at_import(tree) for name in imported(node) if (target := own(name))}
-        - {module}
-        for module, tree in MODULES.items()
-    }
+    graph = {module: imported_modules(module, tree) for module, tree in MODULES.items()}
     assert list(TopologicalSorter(graph).static_order())  # raises CycleError, with the cycle
 
 
