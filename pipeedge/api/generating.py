@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.data.step_queue import Listener, StepQueue
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.request.config import RunRequest
-from pipeedge.run.step_queue import Listener, StepQueue
 from pipeedge.run.text_ends import TextMaker
 
 __all__ = ["GeneratedText", "QueuedText"]

@@ -39,6 +39,7 @@ from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.machine import processors
 from pipeedge.base.ports import free_port
 from pipeedge.data import DataEnds
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.launch.commands import RUNTIME_MODULE, local_commands, threads_each
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel, find_runnable
@@ -47,7 +48,6 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.environment import Environment, inherited_environment
 from pipeedge.request.options import RuntimeCommand, options_given, parse_runtime
 from pipeedge.run.pipeline import run
-from pipeedge.run.step_queue import StepQueue
 from pipeedge.serve.answers import ModelAnswer, check_kind
 from pipeedge.serve.pending import AnswerFuture, EndedError
 from pipeedge.serve.queued_model import QueuedModel

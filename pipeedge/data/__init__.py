@@ -13,6 +13,7 @@ ends             where microbatches come from and results go: a file, or request
 results          result files and accuracy; row_formats, row_documents and parquet make the rows
 output_rows      the file of rows, from its unfinished output
 prompts, answers prompts of decoders, from files, and their answers as .jsonl
+step_queue       prompts that wait for their tokens: source and sink of a decoder
 protected_files  inputs that no output may replace
 """
 

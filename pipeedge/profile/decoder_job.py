@@ -25,6 +25,7 @@ from pipeedge.base.errors import ModelError, RequestError, WeightsError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.data.prompts import read_generation_defaults
+from pipeedge.data.step_queue import StepGroup
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.decoding.sampler import Sampler
 from pipeedge.decoding.sampling import Sampling
@@ -46,7 +47,6 @@ from pipeedge.profile.request import MeasureRequest, ProfileConditions
 from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
 from pipeedge.profile.step_fit import StepPoint, fit_rows, fit_steps, step_seconds
 from pipeedge.run.stage import StepStage
-from pipeedge.run.step_queue import StepGroup
 from pipeedge.transport.base import Packet
 
 __all__ = ["DecoderJob", "measure_decoder"]

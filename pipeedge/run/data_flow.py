@@ -134,7 +134,7 @@ class DataFlow:
         """Compare the first items, if any, with the outputs of the model in float32, computed here."""
         if isinstance(model, DecoderModel):
             # Only the data rank of a decoder needs them.
-            from pipeedge.run.step_queue import StepQueue
+            from pipeedge.data.step_queue import StepQueue
             from pipeedge.run.text_check import check_text
 
             queue = self.ends.source

@@ -133,7 +133,7 @@ def begin_text(
         data: Input and results of the run.
         is_change: Whether the plan takes over from one that runs.
     """
-    from pipeedge.run.step_queue import StepQueue  # only the data rank needs it
+    from pipeedge.data.step_queue import StepQueue  # only the data rank needs it
 
     queue = data.source
     if not isinstance(queue, StepQueue):

@@ -17,6 +17,7 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import decoding
 from pipeedge.base.files import write_whole
 from pipeedge.control.hub_client import HubClient
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.layers.decoder import PAGE
@@ -32,7 +33,6 @@ from pipeedge.report.run_report import RunReport, print_report, save_report
 from pipeedge.request.files import STANDARD_OUTPUT
 from pipeedge.run.context import RankContext
 from pipeedge.run.data_flow import DataFlow
-from pipeedge.run.step_queue import StepQueue
 
 __all__ = ["make_report", "save_and_print"]
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from pipeedge.data.agreement import Agreement
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.exact import hidden_by_block
 from pipeedge.models.decoder import DecoderModel
-from pipeedge.run.step_queue import StepQueue
 
 __all__ = ["check_text"]
 

@@ -33,6 +33,7 @@ from pipeedge.data.prompts import (
 from pipeedge.data.protected_files import check_run_outputs
 from pipeedge.data.results import check_output_path
 from pipeedge.data.source import SkippedItem
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.data.unfinished import Found
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt, PromptMaker
@@ -42,7 +43,6 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.files import STANDARD_OUTPUT
 from pipeedge.request.generation import GenerationRequest
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
-from pipeedge.run.step_queue import StepQueue
 
 __all__ = ["TextMaker", "for_terminals", "open_prompts", "open_served_text", "open_text_ends"]
 

@@ -18,6 +18,7 @@ import torch
 
 from pipeedge.base.errors import RequestError
 from pipeedge.data import DataEnds, Microbatch
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.pipeline_state import PipelineState
@@ -25,7 +26,7 @@ from pipeedge.request.config import RunRequest
 from pipeedge.request.http_options import ServeRequest
 from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
-from pipeedge.serve.served_text import OpenText, SequenceQueue, ServedText
+from pipeedge.serve.served_text import OpenText, ServedText
 
 if TYPE_CHECKING:  # its packages may be missing
     from pipeedge.serve.http_server import HttpServer
@@ -46,7 +47,7 @@ class HttpEnds:
     def __init__(self, warn: Callable[[str], None], open_text: OpenText | None = None) -> None:
         self._warn = warn
         self._open_text = open_text
-        self._queue: RequestQueue | SequenceQueue | None = None
+        self._queue: RequestQueue | StepQueue | None = None
 
     def open(self, request: RunRequest, model: Model | DecoderModel) -> DataEnds:
         """Open the port, and what the model needs to answer.
@@ -107,9 +108,7 @@ class _ServedSink:
 
     unfinished: Path | None = None
 
-    def __init__(
-        self, queue: RequestQueue | SequenceQueue, server: HttpServer, tell: Callable[[], None]
-    ) -> None:
+    def __init__(self, queue: RequestQueue | StepQueue, server: HttpServer, tell: Callable[[], None]) -> None:
         self._queue = queue
         self._server = server
         self._tell = tell

@@ -24,6 +24,7 @@ from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.cli import chat
 from pipeedge.control.changing import Switched
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
@@ -33,7 +34,6 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.run import phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
-from pipeedge.run.step_queue import StepQueue
 
 END = 3
 SCHEDULED = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")

@@ -60,12 +60,12 @@ from pipeedge.control.roster import Members, Outgoing, Roster
 from pipeedge.control.rules import HubParts, HubState
 from pipeedge.control.supervision import Supervision
 from pipeedge.data import Microbatch
+from pipeedge.data.step_queue import Listener, StepGroup, StepQueue
 from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
 from pipeedge.run.ledger import Arrival, Ledger
 from pipeedge.run.replanning import Held
-from pipeedge.run.step_queue import Listener, StepGroup, StepQueue
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 

@@ -46,10 +46,10 @@ from pipeedge.control.messages import (
 )
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.data import Microbatch
+from pipeedge.data.step_queue import StepStream
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
-from pipeedge.run.step_queue import StepStream
 from pipeedge.transport.base import Packet, Reserved, unbound
 
 if TYPE_CHECKING:

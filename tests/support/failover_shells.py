@@ -16,11 +16,11 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.liveness import Limits
 from pipeedge.control.rules import HubParts, HubState
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.steps import StepScheduler
 from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.replanning import Held
-from pipeedge.run.step_queue import StepQueue
 
 LAYERS = 6
 TIMEOUT_S = 10.0

@@ -21,12 +21,12 @@ import torch
 from failover_shells import LAYERS, ViolationError
 
 from pipeedge.base.errors import RequestError
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.generation import Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, computing_layers, unpack_rows
-from pipeedge.run.step_queue import StepQueue
 
 if TYPE_CHECKING:
     from failover_rank_shell import RankShell

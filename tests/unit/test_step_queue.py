@@ -21,6 +21,7 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.data import Microbatch
+from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.pages import pages_of, window_pages_of
@@ -31,7 +32,6 @@ from pipeedge.models.dtypes import INT4
 from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.run.stage import StepStage
-from pipeedge.run.step_queue import StepQueue
 from pipeedge.transport.base import Packet
 
 FAMILIES = ("llama3", "llama-dynamic", "mistral", "ministral", "qwen2-window", "qwen3", "gemma2", "gemma3")

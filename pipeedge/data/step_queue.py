@@ -35,8 +35,7 @@ from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.base.wording import count
-from pipeedge.data import Microbatch
-from pipeedge.data.source import Group, SkippedItem
+from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.step_trial import StepTrial
