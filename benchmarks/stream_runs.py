@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distant_hosts import DistantHosts
 from random_decoders import DecoderShape, write_directory, write_gguf
 
 from pipeedge.base.ports import free_port
@@ -103,7 +104,7 @@ class Board:
     """Core that the rank is bound to, or None."""
     host: str | None = None
     """Emulated host that it runs on, or None for this machine."""
-    bed: TestBed | None = None
+    bed: TestBed | DistantHosts | None = None
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Return the words that run a command here."""
@@ -131,12 +132,16 @@ class Run:
     """Number of tokens of each answer."""
     blocks: Sequence[int] | None = None
     """Number of blocks of each stage, or None for one stage."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of all prompts."""
+    speculate: int = 0
+    """Most proposed tokens of a step; random weights repeat themselves more than those of a trained model."""
 
     def start(self, place: Path) -> list[subprocess.Popen[bytes]]:
         """Start all ranks."""
         place.mkdir(parents=True, exist_ok=True)
         (place / "report.json").unlink(missing_ok=True)
-        options = {"max_tokens": self.tokens, "ignore_eos": True}
+        options = {"max_tokens": self.tokens, "ignore_eos": True, **self.options}
         lines = [{"prompt": prompt, **options} for prompt in self.prompts]
         (place / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         world, first = len(self.boards), self.boards[0]
@@ -156,6 +161,8 @@ class Run:
             "--report",
             "report.json",
             "--greedy",
+            "--speculate",
+            str(self.speculate),
         ]
         started = []
         for rank, board in enumerate(self.boards):

@@ -9,6 +9,8 @@
     first      first token of a prompt of 1,024 tokens on 4 of these hosts, against one (root)
     paste      95 % quantile of the time between the tokens of seven others while a prompt of 4,096 tokens is
                computed, against the time before
+    speculate  one answer at a time on 3 hosts with round trips of 10 ms: tokens a second with proposals
+               against without, where prompts have the answer, and where texts are of chance (root)
     alone      one lone request over HTTP: time to the first token and between tokens, above those of a run
                without a server
     requests   requests to a server, of which a tenth is bad and a tenth leaves early: wrong answers, and
@@ -36,16 +38,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from distant_hosts import distant_hosts
 from random_decoders import SHAPES
 from stream_runs import Board, Model, Run, Served, Stream, Workers, batched_bench, boards, prompts, run_all
 
 PUZZLES = "llama-puzzles"
 PROMPT, TOKENS = 16, 64
+PROPOSALS = 16
 TOGETHER_TARGET = 1.1
 WORKERS_TARGETS = {8: 1.6, 1: 1.0}
 HOSTS_TARGETS = {2: 1.8, 4: 3.4}
 FIRST_TARGET, FIRST_PROMPT = 0.33, 1024
 PASTE_TARGET, PASTED, OTHERS = 1.5, 4096, 7
+REPEATED_TARGET, UNLIKE_TARGET, ROUND_TRIP_S = 1.5, 0.97, 10e-3
 ALONE_TARGETS_S, ALONE_TOKENS = (2e-3, 0.2e-3), 32
 WORKER_BLOCKS = (17, 7)
 """Blocks of Qwen2.5-0.5B's shape on each worker; the second has the head, which is as large as nine."""
@@ -189,12 +194,36 @@ def first(args: argparse.Namespace, lines: Lines) -> None:
     lines.add("first", four / one, FIRST_TARGET, words, most=True)
 
 
+def speculate(args: argparse.Namespace, lines: Lines) -> None:
+    """Compare answers one at a time on distant hosts with proposals and without."""
+    words = ["house", "banana", "sparkle", "letters", "orchard", "meeting", "pepper", "silence"]
+    spelled = [f"Spell {word}. {'-'.join(word)} Spell {word}. " for word in words]
+    tasks = {
+        "prompts with the answer": (spelled, {"ignore_eos": False}, 40, REPEATED_TARGET),
+        "texts of chance": (words, {"temperature": 5.0}, 40, UNLIKE_TARGET),
+    }
+    with distant_hosts(3, ROUND_TRIP_S / 2) as hosts:
+        all_boards = [Board(host=host, bed=hosts) for host in hosts.names]
+        for what, (asked, options, tokens, target) in tasks.items():
+            rates: dict[int, list[float]] = {0: [], PROPOSALS: []}
+            for _ in range(args.rounds):
+                for most, kept in rates.items():
+                    run = Run(PUZZLES, "float32", all_boards, asked, 1, tokens, (1, 1, 2), options, most)
+                    (found,) = run_all({args.scratch / "speculate": run})
+                    kept.append(found["decode_tokens_per_s"])
+            without, proposed = map(statistics.median, rates.values())
+            share = found["accepted_tokens"] / max(1, found["proposed_tokens"])
+            said = f"{without:.1f} -> {proposed:.1f} tokens/s, {share:.0%} of proposed tokens right"
+            lines.add(f"speculate, {what}", proposed / without, target, said)
+
+
 def paste(args: argparse.Namespace, lines: Lines) -> None:
     """Let seven others generate while a long prompt is computed."""
     for dtype in args.dtypes:
         model = Model(SHAPES[args.shape], dtype, args.files)
         context = str(PASTED + 1024)
         options = ["--dtype", dtype, "-u", str(OTHERS + 1), "--context", context]
+        options += ["--speculate", "0"]
         with Served(str(model.directory), *options) as served, ThreadPoolExecutor(OTHERS + 1) as pool:
             gone = threading.Event()
             others = [Stream() for _ in range(OTHERS)]
@@ -319,7 +348,7 @@ def requests(args: argparse.Namespace, lines: Lines) -> None:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Lines], None]] = {
-    part.__name__: part for part in (together, workers, hosts, first, paste, alone, requests)
+    part.__name__: part for part in (together, workers, hosts, first, speculate, paste, alone, requests)
 }
 
 

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pipeedge.base.crew import Closed, Crew
@@ -39,7 +40,7 @@ from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.step_trial import StepTrial
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
+from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
@@ -121,7 +122,7 @@ class StepGroup(Group):
             )
             for part in parts
         ]
-        pack_rows(rows, table, self.step.layers)
+        pack_rows(rows, table, self.step.layers, kind=int(self.step.reads_prompt))
         return StepBatch(payload, (), (), (self.step.number,), step=self.step)
 
 
@@ -132,6 +133,16 @@ class _Sequence:
     generation: Generation
     listener: Listener
     began: bool = False
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A sequence whose next tokens a step decides."""
+
+    first: int
+    """First row of the step that decides one of them."""
+    part: StepPart
+    sequence: _Sequence
 
 
 @dataclass
@@ -192,6 +203,7 @@ class StepQueue:
         end_tokens: The model's tokens that end an answer.
         seed: Seed of the run, for prompts without one of their own.
         measures: Whether the first steps measure how long steps take.
+        proposals: Most proposed tokens of a sequence in a step; 0 for none.
         clock: Clock in seconds.
         changed: Wakes the threads that wait; None for one that belongs to the queue.
         make_scheduler: Makes what decides the rows of steps.
@@ -209,6 +221,7 @@ class StepQueue:
         end_tokens: Collection[int] = (),
         seed: int = 0,
         measures: bool = True,
+        proposals: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
         make_scheduler: Callable[[StepLimits, CacheSize], StepScheduler] = StepScheduler,
@@ -232,6 +245,7 @@ class StepQueue:
         self._texts = texts
         self._end_tokens = frozenset(end_tokens)
         self._seed = seed
+        self._proposals = proposals
         self._clock = clock
         self._changed = threading.Condition() if changed is None else changed
         self._make_scheduler = make_scheduler
@@ -264,6 +278,8 @@ class StepQueue:
         stages: int,
         window: int,
         owners: CacheOwners | None = None,
+        *,
+        exact: bool = True,
     ) -> None:
         """Take what a plan has decided, before anything is submitted or after an epoch has stopped.
 
@@ -275,8 +291,9 @@ class StepQueue:
             stages: Number of stages, or 0 if the data rank computes all layers.
             window: Widest window of a block, or 0.
             owners: The stages, and since when they have their caches; None if all of these are empty.
+            exact: Whether rows are the same whatever else a step has, so that tokens may be proposed.
         """
-        limits, cache = self._limits(bounds, stages, window)
+        limits, cache = self._limits(bounds, stages, window, exact=exact)
         with self._changed:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
@@ -286,10 +303,18 @@ class StepQueue:
             else:
                 self._restart(self._scheduler, limits, cache, owners)
 
-    def change(self, bounds: StepBounds, stages: int, window: int, owners: CacheOwners | None = None) -> None:
+    def change(
+        self,
+        bounds: StepBounds,
+        stages: int,
+        window: int,
+        owners: CacheOwners | None = None,
+        *,
+        exact: bool = True,
+    ) -> None:
         """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
         with self._changed:
-            self._following = (*self._limits(bounds, stages, window), owners)
+            self._following = (*self._limits(bounds, stages, window, exact=exact), owners)
 
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         """Wait until all steps of the plan before have results, then go on with the one that takes over.
@@ -311,7 +336,9 @@ class StepQueue:
                 self._changed.wait()
             raise Closed
 
-    def _limits(self, bounds: StepBounds, stages: int, window: int) -> tuple[StepLimits, CacheSize]:
+    def _limits(
+        self, bounds: StepBounds, stages: int, window: int, *, exact: bool
+    ) -> tuple[StepLimits, CacheSize]:
         """Return the limits of steps and the pages that a plan has."""
         limits = StepLimits(
             bounds.context,
@@ -319,6 +346,7 @@ class StepQueue:
             bounds.rows,
             bounds.sequences,
             bottleneck=1 / stages if stages else None,
+            proposals=self._proposals if exact else 0,
         )
         if not self.streams:
             limits = replace(limits, slowdown=math.inf)
@@ -418,6 +446,8 @@ class StepQueue:
                 repeated_tokens=scheduler.repeated_tokens,
                 partly_repeated_tokens=scheduler.partly_repeated_tokens,
                 kept_tokens=scheduler.kept_tokens,
+                proposed_tokens=scheduler.proposed_tokens,
+                accepted_tokens=scheduler.accepted_tokens,
                 pages=scheduler.cache.pages or scheduler.cache.window_pages,
                 free_pages=scheduler.free_pages,
                 kept_pages=scheduler.kept_pages,
@@ -486,7 +516,7 @@ class StepQueue:
                 return trial.next(self._clock())
             scheduler.begin(trial.limits, trial.steps)
             self._trial = None
-        step = scheduler.next()
+        step = scheduler.next(self._clock())
         if step is not None:
             self._note_begun(step)
         return step
@@ -525,33 +555,25 @@ class StepQueue:
                 self._trial.finished(step.number, self._clock())
                 self._changed.notify_all()
             return
-        scored = self._scored(step)
         told: list[Callable[[], None]] = []
-        drawn: dict[int, int] = {}
+        drawn: dict[int, list[int]] = {}
         ended: list[int] = []
+        scored = self._scored(step)
         if scored:
-            rows = torch.tensor([row for row, _, _ in scored])
+            rows = torch.cat([torch.arange(one.first, one.first + one.part.deciding) for one in scored])
             hidden = outputs.index_select(0, rows)
             scores = self._ends.score(hidden).numpy()
-            for (_, number, sequence), state, values in zip(scored, hidden, scores, strict=True):
-                self._keep(sequence.generation, state)
-                try:
-                    piece = sequence.generation.take(values)
-                except RequestError as error:
-                    ended.append(number)
-                    told.append(_failed(sequence.listener, number, error))
-                    continue
-                drawn[number] = piece.drawn.token
-                told.append(_grew(sequence.listener, number, piece))
-                if piece.finish_reason is not None:
-                    ended.append(number)
-                    told.append(_ended(sequence.listener, number, sequence.generation))
+            end = 0
+            for one in scored:
+                own = slice(end, end := end + one.part.deciding)
+                if tokens := self._draw(one, hidden[own], scores[own], told, ended):
+                    drawn[one.part.sequence] = tokens
         now = self._clock()
         with self._changed:
-            self._scheduler.finished(step.number, drawn, ended)
-            for number in drawn:
+            self._scheduler.finished(step.number, drawn, ended, now)
+            for number, tokens in drawn.items():
                 if number in self._sequences:
-                    self.figures.drew(number, now)
+                    self.figures.drew(number, now, len(tokens))
             for number in ended:
                 if self._sequences.pop(number, None) is not None:
                     self.figures.ended(number, now)
@@ -560,14 +582,52 @@ class StepQueue:
         for tell in told:
             tell()
 
+    def _draw(
+        self,
+        one: _Scored,
+        hidden: torch.Tensor,
+        scores: npt.NDArray[np.float32],
+        told: list[Callable[[], None]],
+        ended: list[int],
+    ) -> list[int]:
+        """Choose the tokens that the last rows of a sequence decide, as far as proposed tokens are right.
+
+        Args:
+            one: The sequence and its rows.
+            hidden: Hidden state behind the last block, of each of these rows.
+            scores: Scores of all tokens, of each of them.
+            told: What listeners are to hear, which grows.
+            ended: Sequences that end, which grow.
+        """
+        number, listener, generation = one.part.sequence, one.sequence.listener, one.sequence.generation
+        proposed = one.part.tokens[len(one.part.tokens) - one.part.proposed :]
+        drawn: list[int] = []
+        for state, values, guess in zip(hidden, scores, (*proposed, None), strict=True):
+            self._keep(generation, state)
+            try:
+                piece = generation.take(values)
+            except RequestError as error:
+                ended.append(number)
+                told.append(_failed(listener, number, error))
+                break
+            drawn.append(piece.drawn.token)
+            told.append(_grew(listener, number, piece))
+            if piece.finish_reason is not None:
+                ended.append(number)
+                told.append(_ended(listener, number, generation))
+                break
+            if piece.drawn.token != guess:
+                break
+        return drawn
+
     def _keep(self, generation: Generation, hidden: torch.Tensor) -> None:
         """Keep the hidden state that decides a token, if the answer is one of those that are asked for."""
         item = generation.prompt.item
         if item in self.keeps and generation.choice == 0:
             self.kept.setdefault(item, KeptAnswer(generation)).hidden.append(hidden.clone())
 
-    def _scored(self, step: DecodingStep) -> list[tuple[int, int, _Sequence]]:
-        """Return the row, number and state of each sequence whose next token the step decides."""
+    def _scored(self, step: DecodingStep) -> list[_Scored]:
+        """Return the sequences whose next tokens the step decides."""
         found = []
         end = 0
         scheduler = self._scheduler
@@ -578,7 +638,7 @@ class StepQueue:
                 if part.scored and sequence is not None:
                     if scheduler is not None and not sequence.generation.began:
                         sequence.generation.reused_tokens = scheduler.reused_by(part.sequence)
-                    found.append((end - 1, part.sequence, sequence))
+                    found.append(_Scored(end - part.deciding, part, sequence))
         return found
 
     def __exit__(

@@ -1,6 +1,7 @@
 """Generating text with the stages and ends of a decoder, without processes.
 
 pages        which pages of the cache each sequence has
+speculation  tokens that earlier text proposes, and how many of them pay
 steps        which rows the next step has
 loop         all layers in one process
 structure    a JSON schema, regular expression or grammar that an answer follows by structure_matching

@@ -16,6 +16,9 @@ run out, the youngest running one yields its own and computes them again later. 
 Stages execute steps in the order of their numbers. Pages that a sequence leaves may therefore be given to
 another one in the very next step, and a page that a step under way fills may be shared from the next on.
 
+A row of a sequence that generates may be followed by rows of tokens that are only proposed (``speculation``).
+Those that turn out to be wrong leave wrong places behind, which the next rows of the sequence write again.
+
 Costs are counted in *rows*: that of one row at the beginning of a sequence. ``StepTimes`` says how long steps
 take by the cost of their rows.
 """
@@ -30,6 +33,7 @@ from dataclasses import dataclass, field
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, window_pages_of
+from pipeedge.decoding.speculation import Acceptance, LoneSteps, PromptLookup, best_proposals
 from pipeedge.decoding.step_times import StepTimes
 
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
@@ -41,6 +45,8 @@ _CHUNK_STEP = 8
 """Rows by which sizes of chunks differ when the best one is sought."""
 _TIMES = StepTimes.linear(8.0)
 """Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
+_PROPOSALS = 64
+"""Most proposed tokens of a step."""
 _MARGIN = 1.1
 """Time in which a step returns that groups allow for, in times of what was measured."""
 
@@ -79,6 +85,8 @@ class StepLimits:
     """Time of a step alone, through all stages, by the cost of its rows."""
     bottleneck: float | None = None
     """Part of it for which the slowest place is busy; None for an equal share of ``groups``."""
+    proposals: int = 0
+    """Most proposed tokens of a sequence in a step; 0 for none."""
     attention: float = 1e-4
     """Additional cost of a row for each position in front of it, in rows."""
 
@@ -137,6 +145,18 @@ class StepPart:
     """The same for blocks with a window, in which only those that the window reaches count."""
     scored: bool
     """Whether the last row decides the next token."""
+    proposed: int = 0
+    """Number of tokens, at the end, that are proposed."""
+
+    @property
+    def deciding(self) -> int:
+        """Number of rows, at the end, that decide a token, as far as those in front of them are right."""
+        return self.scored * (1 + self.proposed)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether there are rows of known tokens besides the last one."""
+        return len(self.tokens) > 1 + self.proposed
 
 
 @dataclass(frozen=True)
@@ -157,9 +177,14 @@ class DecodingStep:
     @property
     def positions(self) -> int | None:
         """Number of tokens in front of all rows; None if some rows read a prompt."""
-        if any(len(part.tokens) > 1 for part in self.parts):
+        if self.reads_prompt:
             return None
-        return sum(part.position for part in self.parts)
+        return sum(sum(range(part.position, part.position + len(part.tokens))) for part in self.parts)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether some rows read a prompt."""
+        return any(part.reads_prompt for part in self.parts)
 
 
 @dataclass
@@ -189,6 +214,10 @@ class _Generated:
     """Number of tokens up to which it has pages that only the first layers have lost."""
     reused: int = 0
     """Number of tokens that it found computed, before it yielded."""
+    lookup: PromptLookup = field(default_factory=PromptLookup)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    proposed: tuple[int, ...] = ()
+    """Tokens that the step in flight verifies, while the sequence has its pages."""
 
     @property
     def generates(self) -> bool:
@@ -218,7 +247,11 @@ class _StepInFlight:
     scored: tuple[int, ...]
     """Sequences whose next token it decides."""
     cost: float
-    """Cost of the rows of sequences that generate."""
+    """Cost of the rows of sequences that generate, without proposals."""
+    lone_cost: float | None
+    """Cost of all rows, while the step is the only one in flight; None if it reads a prompt."""
+    since: float | None
+    """Time at which it began, if known."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +296,11 @@ class StepScheduler:
         """Number of those that only the first layers compute again."""
         self.kept_tokens = 0
         """Number of tokens that no layer has to compute again, though others of their sequences are lost."""
+        self.proposed_tokens = 0
+        """Number of proposed tokens that were verified."""
+        self.accepted_tokens = 0
+        """Number of those that were right."""
+        self._lone = LoneSteps()
         self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
         self._next = 0
@@ -340,8 +378,12 @@ class StepScheduler:
             sequence, list(tokens), len(tokens) + most_tokens, self._new_lists(), since=self._next
         )
 
-    def next(self) -> DecodingStep | None:
-        """Return the next step, or None if none can start before a step finishes or a sequence is added."""
+    def next(self, now: float | None = None) -> DecodingStep | None:
+        """Return the next step, or None if none can start before a step finishes or a sequence is added.
+
+        Args:
+            now: Time in seconds, by which to measure steps that are alone.
+        """
         costs = self._decode_costs()
         groups = self.limits.best_groups(sum(costs)) if costs else self.limits.filling
         if len(self._flights) >= groups:
@@ -364,43 +406,108 @@ class StepScheduler:
             chosen = self._choose_decode_rows([one for one in others if one.generates], most, groups)
             cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
             chosen += self._choose_chunks(prompts, len(chosen), cost, groups)
+            if not prompts and self.limits.proposals:
+                self._propose([one for one, _ in chosen], cost, groups)
         parts = tuple(self._part(one, rows) for one, rows in chosen)
         for one, _ in chosen:
             one.lists.moved(one.page_keys(self.cache.page, one.position), one.position, self._next)
         scored = tuple(part.sequence for part in parts if part.scored)
-        self._flights[self._next] = _StepInFlight(scored, cost)
+        step = DecodingStep(self._next, parts, layers)
+        for flight in self._flights.values():
+            flight.lone_cost = None
+        lone = not self._flights and not step.reads_prompt
+        rows_cost = sum(self.limits.cost(part.position, len(part.tokens)) for part in parts)
+        self._flights[self._next] = _StepInFlight(scored, cost, rows_cost if lone else None, now)
         self._next += 1
-        return DecodingStep(self._next - 1, parts, layers)
+        return step
+
+    def _propose(self, chosen: Sequence[_Generated], cost: float, groups: int) -> None:
+        """Let the step verify proposed tokens of the sequences that generate, as many as pay.
+
+        Args:
+            chosen: Sequences of the step, with a row each.
+            cost: Cost of those rows.
+            groups: Number of groups that all are dealt to.
+        """
+        limits, page = self.limits, self.cache.page
+        left = limits.rows - len(chosen)
+        most = min(limits.proposals, _PROPOSALS // len(chosen), left)
+        if most < 1:
+            return
+        # A refused row must not have moved a window, nor taken the page that another sequence waits for.
+        stays = self._window_pool is not None or self.free_pages <= len(self._running)
+        for one in chosen:
+            end = min(one.position + 1 + most, one.end - 1)
+            if stays:
+                end = min(end, (one.position // page + 1) * page)
+            one.proposed = one.lookup.propose(one.tokens, max(0, end - one.position - 1))
+        candidates = [(one.acceptance.probability, len(one.proposed)) for one in chosen]
+        counts = best_proposals(candidates, cost, self._times_of_proposals(groups), cost / len(chosen))
+        for one, number in zip(chosen, counts, strict=True):
+            end = one.lists.room(one.position + 1 + min(number, left))
+            one.lists.reserve(end)
+            one.proposed = one.proposed[: end - one.position - 1]
+            left -= len(one.proposed)
+
+    def _times_of_proposals(self, groups: int) -> StepTimes:
+        """Return the times that count for proposals: without links, if the slowest place is always busy."""
+        limits = self.limits
+        times = self._lone.correct(limits.times)
+        if limits.bottleneck is None or groups * limits.bottleneck < 1:
+            return times
+        waits = times.of(1.0) * max(0.0, 1 - max(1.0, limits.groups / 2) * limits.bottleneck)
+        return StepTimes(tuple((cost, max(0.0, seconds - waits)) for cost, seconds in times.points))
 
     def _lost_layers(self, one: _Generated, rows: int) -> int:
         """Return how many layers, from the first, have lost one of the next pages of a sequence."""
         page = self.cache.page
         return one.lists.lost_layers(one.position // page, pages_of(one.position + rows, page))
 
-    def finished(self, step: int, drawn: Mapping[int, int], ended: Collection[int] = ()) -> None:
+    def finished(
+        self,
+        step: int,
+        drawn: Mapping[int, Sequence[int]],
+        ended: Collection[int] = (),
+        now: float | None = None,
+    ) -> None:
         """Take the result of a step in flight.
 
         Args:
             step: Number of the step.
-            drawn: Next token of each sequence whose last row was scored; of cancelled ones, it is ignored.
+            drawn: Next tokens of each sequence whose last rows were scored: proposed ones that were right,
+                and one more; of cancelled ones, they are ignored.
             ended: Sequences that end; others end when they are as long as they may become.
+            now: Time in seconds.
 
         Raises:
             ValueError: The step is not in flight, or the token of a sequence is missing.
         """
         if step not in self._flights:
             raise ValueError(f"step {step} is not in flight")
-        for number in self._flights.pop(step).scored:
+        flight = self._flights.pop(step)
+        if flight.lone_cost is not None and flight.since is not None and now is not None:
+            self._lone.note(flight.lone_cost, now - flight.since)
+        for number in flight.scored:
             one = self._running.get(number) or self._waiting.get(number)
             if one is None:
                 continue
             if number in drawn:
-                one.tokens.append(drawn[number])
+                self._take(one, drawn[number])
             elif number not in ended:
                 raise ValueError(f"step {step} finished without the next token of sequence {number}")
             one.awaits, one.since = False, self._next
             if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
+
+    def _take(self, one: _Generated, drawn: Sequence[int]) -> None:
+        """Append the tokens that a step has decided."""
+        one.tokens += drawn
+        proposed, accepted = len(one.proposed), min(len(drawn) - 1, len(one.proposed))
+        one.acceptance.note(proposed, accepted)
+        self.proposed_tokens += proposed
+        self.accepted_tokens += accepted
+        one.position += accepted
+        one.proposed = ()
 
     def begin(self, limits: StepLimits, step: int) -> None:
         """Take other limits before the first step.
@@ -443,6 +550,7 @@ class StepScheduler:
         if cache.window_pages or cache.page != self.cache.page or self._window_pool is not None:
             lost = None
         self.limits, self.cache = limits, cache
+        self._lone = LoneSteps()
         self._waiting = OrderedDict(self._running | self._waiting)
         self._running = {}
         for one in self._waiting.values():
@@ -456,6 +564,7 @@ class StepScheduler:
             self._count_lost(one)
             one.lost = max(one.lost, one.position)
             one.lists, one.position, one.held, one.awaits = self._new_lists(), 0, 0, False
+            one.proposed = ()
 
     def _count_lost(self, one: _Generated) -> None:
         """Count the tokens of a sequence that are to be computed again, and those that are not."""
@@ -537,7 +646,7 @@ class StepScheduler:
     def _release(self, one: _Generated) -> None:
         """Give back what a sequence had while it ran."""
         one.lists.give_back()
-        one.position = one.held = 0
+        one.position, one.held, one.proposed = 0, 0, ()
         self._window_reserved -= self._window_need(one.end)
 
     def _yield(self, one: _Generated) -> None:
@@ -681,15 +790,16 @@ class StepScheduler:
     def _part(self, one: _Generated, rows: int) -> StepPart:
         """Return the part of the step with the next rows of a sequence, which are under way from now on."""
         start, one.position = one.position, one.position + rows
-        wanted = pages_of(one.position, self.cache.page)
+        wanted = pages_of(one.position + len(one.proposed), self.cache.page)
         scored = one.position == len(one.tokens)
         one.awaits = scored
         one.since = self._next
         return StepPart(
             one.number,
             start,
-            tuple(one.tokens[start : one.position]),
+            (*one.tokens[start : one.position], *one.proposed),
             tuple(one.lists.pages[:wanted]),
             tuple(one.lists.window_pages[:wanted]),
             scored,
+            len(one.proposed),
         )

@@ -3,11 +3,11 @@
 Each stage needs to know, beside the hidden states, which rows belong to which sequence and where their pages
 are. The data rank says so in one tensor of int32, which every stage passes on:
 
-    sequences layers | position rows pages window-pages | ... | numbers of pages | numbers of window pages
-            2        |    4 for each sequence                 |  of one sequence after the other
+    sequences layers kind | position rows pages window-pages | ... | numbers of pages, of window pages
+              3           |    4 for each sequence                 |  of one sequence after the other
 
 ``layers`` is the number of layers, from the first, that compute the rows: after a loss, those behind them may
-know the rows already.
+know the rows already. ``kind`` is 1 if some rows read a prompt, and 0 if all continue texts.
 
 A stage checks the tensor before native code sees it.
 """
@@ -24,9 +24,9 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import Count, Positive
 from pipeedge.models.layers.decoder import PAGE, StepRows
 
-__all__ = ["StepBounds", "computing_layers", "pack_rows", "packed_length", "unpack_rows"]
+__all__ = ["StepBounds", "computing_layers", "kind_of_rows", "pack_rows", "packed_length", "unpack_rows"]
 
-_HEAD, _COLUMNS = 2, 4
+_HEAD, _COLUMNS = 3, 4
 _ALL_LAYERS: int = np.iinfo(np.int32).max
 
 
@@ -57,16 +57,19 @@ def packed_length(sequences: int, pages: int) -> int:
     return _HEAD + _COLUMNS * sequences + pages
 
 
-def pack_rows(rows: Sequence[StepRows], into: torch.Tensor, layers: int | None = None) -> None:
+def pack_rows(
+    rows: Sequence[StepRows], into: torch.Tensor, layers: int | None = None, *, kind: int = 0
+) -> None:
     """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``.
 
     Args:
         rows: The rows.
         into: The tensor.
         layers: Number of layers, from the first, that compute them; None for all.
+        kind: 1 if some of them read a prompt, else 0.
     """
     table = [(one.position, one.rows, len(one.pages), len(one.window_pages)) for one in rows]
-    head = (len(rows), _ALL_LAYERS if layers is None else layers)
+    head = (len(rows), _ALL_LAYERS if layers is None else layers, kind)
     parts = [np.array(head, np.int32), np.array(table, np.int32).ravel()]
     parts += [one.pages for one in rows]
     parts += [one.window_pages for one in rows]
@@ -76,6 +79,11 @@ def pack_rows(rows: Sequence[StepRows], into: torch.Tensor, layers: int | None =
 def computing_layers(tensor: torch.Tensor) -> int:
     """Return how many layers, from the first, compute the rows of a step that was unpacked before."""
     return int(tensor[1])
+
+
+def kind_of_rows(tensor: torch.Tensor) -> int:
+    """Return 1 if rows of a step that was unpacked before read a prompt, else 0."""
+    return int(tensor[2] != 0)
 
 
 def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:

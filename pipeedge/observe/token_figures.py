@@ -72,13 +72,13 @@ class TokenFigures:
         self._began[sequence] = (now, prompt_tokens)
         self._reading.enter(sequence, now)
 
-    def drew(self, sequence: int, now: float) -> None:
-        """Note another token of a sequence."""
-        self.completion_tokens += 1
+    def drew(self, sequence: int, now: float, tokens: int = 1) -> None:
+        """Note further tokens of a sequence, which share the time since those before."""
+        self.completion_tokens += tokens
         before = self._last_at.get(sequence)
-        if before is not None:
-            self.between_tokens_s.append(now - before)
-            self._later += 1
+        if before is not None and tokens:
+            self.between_tokens_s += [(now - before) / tokens] * tokens
+            self._later += tokens
         elif sequence in self._began:
             since, prompt_tokens = self._began.pop(sequence)
             self.first_token_s.append(now - since)
@@ -126,6 +126,8 @@ class TokenFigures:
             repeated_tokens=state.repeated_tokens,
             partly_repeated_tokens=state.partly_repeated_tokens,
             kept_tokens=state.kept_tokens,
+            proposed_tokens=state.proposed_tokens,
+            accepted_tokens=state.accepted_tokens,
         )
 
 
@@ -202,6 +204,10 @@ class TextResult:
     """Number of those that only the first layers have computed again, as the others had kept their pages."""
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
+    proposed_tokens: int = 0
+    """Number of tokens that were proposed from earlier text, and verified."""
+    accepted_tokens: int = 0
+    """Number of those that were right."""
 
     def to_body(self) -> dict[str, Any]:
         """Return the figures as plain data for a report, without those that are not known."""
@@ -231,6 +237,10 @@ class TextState:
     """Number of those that only the first layers have computed again, as the others had kept their pages."""
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
+    proposed_tokens: int = 0
+    """Number of tokens that were proposed from earlier text, and verified."""
+    accepted_tokens: int = 0
+    """Number of those that were right."""
     pages: int = 0
     free_pages: int = 0
     """Number of pages that no sequence needs."""

@@ -13,6 +13,7 @@ __all__ = ["CacheRequest", "GenerationRequest"]
 
 _MOST = 1 << 31
 _MOST_LOGPROBS = 20
+_MOST_PROPOSALS = 64
 
 
 def _number(least: float, most: float, *, above: bool = False) -> Check:
@@ -122,6 +123,15 @@ class GenerationRequest:
         type=int,
         check=between(0, _MOST_LOGPROBS, f"must be 0 to {_MOST_LOGPROBS}"),
         help="write the log probability of each token, and those of the N most probable ones",
+    )
+    speculate: int = option(
+        16,
+        "--speculate",
+        type=int,
+        metavar="N",
+        check=between(0, _MOST_PROPOSALS, f"must be 0, for none, to {_MOST_PROPOSALS}"),
+        help="most tokens that are proposed from earlier text and verified in one step, where that pays; 0 "
+        "for none ({default})",
     )
 
     def __post_init__(self) -> None:

@@ -141,10 +141,11 @@ def begin_text(
     stages = plan.schedule.stages
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
     places = 0 if alone else len(stages)
+    exact = not any(map(plan.compresses, range(len(stages))))
     if is_change:
-        queue.change(plan.step_bounds, places, model.window, plan.cache_owners)
+        queue.change(plan.step_bounds, places, model.window, plan.cache_owners, exact=exact)
     else:
-        queue.begin(ends, plan.step_bounds, places, model.window, plan.cache_owners)
+        queue.begin(ends, plan.step_bounds, places, model.window, plan.cache_owners, exact=exact)
 
 
 def load_ends(context: RankContext, plan: Plan) -> DecoderEnds:

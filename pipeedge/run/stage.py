@@ -19,7 +19,7 @@ from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
 from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.shard import Shard
-from pipeedge.models.step_rows import StepBounds, computing_layers, unpack_rows
+from pipeedge.models.step_rows import StepBounds, computing_layers, kind_of_rows, unpack_rows
 from pipeedge.transport.base import Packet
 
 __all__ = ["Decode", "Encode", "Stage", "StepStage", "resolve_device"]
@@ -90,7 +90,7 @@ class StepStage:
             inputs = self._stage.checked_inputs(rows, state)
         except PeerFailedError as error:
             raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
-        self.latest_kind = int(packet.items > len(rows))
+        self.latest_kind = kind_of_rows(table)
         if self._stage.layers.start >= computing_layers(table):
             outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
         else:

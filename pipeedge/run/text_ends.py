@@ -160,6 +160,8 @@ class TextMaker:
     """The model's tokens that end an answer."""
     seed: int
     """Seed of the run."""
+    proposals: int
+    """Most proposed tokens of a sequence in a step."""
 
     @classmethod
     def open(cls, request: RunRequest, model: DecoderModel) -> TextMaker:
@@ -177,11 +179,16 @@ class TextMaker:
             request.generation.raw,
             model.max_tokens,
         )
-        return cls(maker, defaults.end_tokens, request.input.seed)
+        return cls(maker, defaults.end_tokens, request.input.seed, request.generation.speculate)
 
     def queue(self) -> StepQueue:
         """Return a queue for the prompts."""
-        return StepQueue(self.prompts.vocabulary, end_tokens=self.end_tokens, seed=self.seed)
+        return StepQueue(
+            self.prompts.vocabulary,
+            end_tokens=self.end_tokens,
+            seed=self.seed,
+            proposals=self.proposals,
+        )
 
 
 def open_served_text(request: RunRequest, model: DecoderModel) -> tuple[PromptMaker, StepQueue]:

@@ -217,7 +217,7 @@ def test_answers_are_the_same_when_the_plan_changes(tmp_path: Path, monkeypatch:
     rows = [{"prompt": f"{n} 5 {n}", "temperature": n % 2, "n": 1 + n % 2, **ask} for n in range(6)]
     prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    options = ("--input", prompts, "--quiet", "-u", 4, "--timeout", 30)
+    options = ("--input", prompts, "--quiet", "-u", 4, "--timeout", 30, "--speculate", 0)
     (alone,) = run_ranks(1, *options, "--output", outputs[0])
     three = [(1, 7, 1), (8, 11, 0), (12, 16, 2)]
     plans = [[(1, 4, 0), (5, 16, 2)], three, [(1, 5, 0), (6, 11, 1), (12, 16, 2)]]

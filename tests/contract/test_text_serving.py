@@ -190,7 +190,7 @@ def test_streams_go_on_when_ranks_fail(served: ServedModel, monkeypatch: pytest.
         return found
 
     wanted = [sorted(streamed(served, body), key=str) for body in bodies]
-    fail_layers(monkeypatch, {5: 60, 13: 130})
+    fail_layers(monkeypatch, {5: 20, 13: 50})
     options = ("-m", PUZZLES, "-u", 8, "-c", "tcp", "--on-failure", "continue", "-pt", "1,5,6,13,14,16")
     with ServedModel(*options, world=4) as server, ThreadPoolExecutor(len(bodies)) as pool:
         found = list(pool.map(lambda body: streamed(server, body), bodies))

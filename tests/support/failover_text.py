@@ -38,7 +38,7 @@ PAGES = CONTEXT // PAGE
 MOST_PAGES = 4 * PAGES
 _SEQUENCES = 3
 _ROWS = 24
-_VOCABULARY = 40
+_VOCABULARY = 10
 _ODD = np.arange(1, 2 * _VOCABULARY, 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.arange(1, CONTEXT + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4E5B9)
 _FACTOR, _TERM, _SHIFT = np.uint64(0x94D049BB133111EB), np.uint64(0x2545F4914F6CDD1D), np.uint64(29)
@@ -230,6 +230,7 @@ def make_queue(world: World, condition: Any) -> StepQueue:
     return world.rules.queue(
         texts,
         measures=False,
+        proposals=5,
         clock=lambda: world.now,
         changed=condition,
         make_scheduler=world.rules.scheduler,

@@ -14,6 +14,7 @@ from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPar
 
 VOCABULARY = 1000
 LAYERS = 2
+_PERIOD = 3
 
 
 @dataclass
@@ -32,6 +33,12 @@ class Wanted:
     def tokens(self) -> tuple[int, ...]:
         """Prompt and generated tokens."""
         return (*self.prompt, *self.drawn)
+
+    def next_token(self, number: int) -> int:
+        """Return what follows: often the token that stood some places before, as texts repeat."""
+        draw = hash(self.tokens) ^ number
+        repeats = len(self.tokens) > _PERIOD and draw % 5
+        return self.tokens[-_PERIOD] if repeats else draw % VOCABULARY
 
     @property
     def over(self) -> bool:
@@ -53,7 +60,7 @@ class StepWorld:
         self.alive: dict[int, Wanted] = {}
         self.finished: dict[int, Wanted] = {}
         self.flights: deque[DecodingStep] = deque()
-        self.added = self.steps = self.rows = 0
+        self.added = self.steps = self.rows = self.accepted = 0
         self._oldest = (-1, 0)
         self._full: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._around: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -91,8 +98,11 @@ class StepWorld:
         for part in step.parts:
             wanted = self.alive[part.sequence]
             end = part.position + len(part.tokens)
-            assert wanted.tokens[part.position : end] == part.tokens
-            assert part.scored == (end == len(wanted.tokens))
+            known = end - part.proposed
+            assert wanted.tokens[part.position : known] == part.tokens[: len(part.tokens) - part.proposed]
+            assert part.scored == (known == len(wanted.tokens))
+            assert part.scored or not part.proposed
+            assert end <= len(wanted.prompt) + wanted.most - bool(part.proposed), "a row has no use"
             wanted.last = step.number
         self._look_at_oldest(step.number)
         # As stages do it: page by page, all sequences of the step at once.
@@ -107,15 +117,22 @@ class StepWorld:
         """Let the oldest step return with its tokens."""
         step = self.flights.popleft()
         del self._written[step.number]
-        drawn, ended = {}, []
+        drawn: dict[int, list[int]] = {}
+        ended = []
         for part in step.parts:
             wanted = self.alive.get(part.sequence)
             if not part.scored or wanted is None:
                 continue
-            assert part.position + len(part.tokens) == len(wanted.tokens), "a token is drawn twice"
-            token = (hash(wanted.tokens) ^ part.sequence) % VOCABULARY
-            wanted.drawn.append(token)
-            drawn[part.sequence] = token
+            known = len(part.tokens) - part.proposed
+            assert part.position + known == len(wanted.tokens), "a token is drawn twice"
+            drawn[part.sequence] = []
+            for guess in (*part.tokens[known:], None):
+                token = wanted.next_token(part.sequence)
+                wanted.drawn.append(token)
+                drawn[part.sequence].append(token)
+                if wanted.over or token != guess:
+                    break
+            self.accepted += len(drawn[part.sequence]) - 1
             if wanted.over:
                 if len(wanted.drawn) < wanted.most:
                     ended.append(part.sequence)
@@ -178,6 +195,10 @@ class StepWorld:
         since = max(self._oldest[1], self.alive[oldest].last or 0)
         assert step - since <= self.limits.sequences + 2 * self.limits.groups, "the oldest sequence waits"
 
+    def _tokens(self, part: StepPart) -> tuple[int, ...]:
+        """Return the tokens of a sequence with those that a step proposes."""
+        return (*self.alive[part.sequence].tokens, *part.tokens[len(part.tokens) - part.proposed :])
+
     def _places(self, part: StepPart, turn: int) -> range:
         """Return the positions of a part that are executed in a turn: those of a page."""
         page, end = self.cache.page, part.position + len(part.tokens)
@@ -185,7 +206,7 @@ class StepWorld:
         return range(max(part.position, first * page), min(end, (first + 1) * page))
 
     def _write(self, part: StepPart, turn: int, layers: range, written: list[tuple[int, int, int]]) -> None:
-        tokens, page = self.alive[part.sequence].tokens, self.cache.page
+        tokens, page = self._tokens(part), self.cache.page
         for position in self._places(part, turn):
             for layer in layers if self.cache.pages else ():
                 place = (layer, part.pages[position // page], position % page)
@@ -195,7 +216,7 @@ class StepWorld:
                 self._around[part.window_pages[position // page], position % page] = tokens[: position + 1]
 
     def _read(self, part: StepPart, turn: int, layers: range) -> None:
-        tokens, page = self.alive[part.sequence].tokens, self.cache.page
+        tokens, page = self._tokens(part), self.cache.page
         places = self._places(part, turn)
         for position in range(places.stop) if places else ():
             for layer in layers if self.cache.pages else ():

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -15,22 +15,26 @@ import pytest
 import torch
 from decoder_cases import CASES
 from failover_text import Numbers
+from places import ROOT
 from waiting import LIMIT_S
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, PipeEdgeError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.data import Microbatch
+from pipeedge.data.prompts import open_vocabulary
 from pipeedge.data.step_queue import StepQueue
-from pipeedge.decoding.generation import Piece, WrittenAnswer
+from pipeedge.decoding.generation import AnswerTexts, Piece, WrittenAnswer
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.structure import Structure
 from pipeedge.models.decoder import DecoderModel, find_decoder
 from pipeedge.models.dtypes import INT4
 from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds
+from pipeedge.observe.token_figures import TextState
 from pipeedge.run.stage import StepStage
 from pipeedge.transport.base import Packet
 
@@ -68,9 +72,11 @@ class Chain:
         dtype: torch.dtype = torch.float32,
         places: int = 0,
         measures: bool = False,
+        proposals: int = 0,
+        texts: AnswerTexts | None = None,
     ) -> None:
         self.model, self.dtype, self.places = model, dtype, places
-        self.queue = StepQueue(Numbers(), measures=measures)
+        self.queue = StepQueue(texts or Numbers(), measures=measures, proposals=proposals)
         self.ends = model.ends(dtype)
         self.plan(cuts, 4)
 
@@ -168,36 +174,69 @@ def test_tokens_are_those_of_one_process_for_drawn_cuts(family: str, tmp_path: P
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, INT4], ids=str)
 @pytest.mark.parametrize("family", ["llama3", "gemma3", "gpt2"])
 def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Every token is told once, and is that of a run without losses, whatever decides it."""
+    """Every token is told once, and is that of a run without losses or proposals, whatever decides it."""
     CASES[family].save(tmp_path)
     model = find_decoder(tmp_path)
     draw = random.Random(f"{family} {dtype}")
     options = [
-        Sampling(temperature=0.0, max_tokens=24, ignore_eos=True),
+        Sampling(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2),
         Sampling(temperature=0.9, top_k=20, max_tokens=30, ignore_eos=True, frequency_penalty=0.5),
         Sampling(temperature=1.2, max_tokens=40, ignore_eos=True, seed=5, n=2, repetition_penalty=1.1),
         Sampling(temperature=0.0, max_tokens=40, ignore_eos=True, presence_penalty=1.0, stop=("3 ",)),
     ]
-    prompts = [[draw.randrange(model.config.vocab) for _ in range(draw.randint(1, 70))] for _ in options]
+    words = draw.sample(range(model.config.vocab), 6)
+    prompts = [[draw.choice(words) for _ in range(draw.randint(1, 70))] for _ in options]
     asked = [
         (Prompt(tuple(tokens), one, item), choice)
         for item, (tokens, one) in enumerate(zip(prompts, options, strict=True))
         for choice in range(one.n)
     ]
 
-    def told(losses: Sequence[tuple[int, Sequence[int]]]) -> list[Heard]:
-        chain = Chain(model, (5,), dtype, places=1)
+    def told(losses: Sequence[tuple[int, Sequence[int]]], proposals: int) -> list[Heard]:
+        chain = Chain(model, (5,), dtype, places=1, proposals=proposals)
         heard = [Heard() for _ in asked]
         for (prompt, choice), listener in zip(asked, heard, strict=True):
             chain.queue.submit(prompt, listener, choice=choice)
         chain.run(losses)
-        assert chain.queue.state().repeated_tokens or not losses
+        state = chain.queue.state()
+        assert state.repeated_tokens or not losses
+        assert proposals or not state.proposed_tokens
         return heard
 
-    usual = told(())
+    usual = told((), 0)
     assert all(one.answer is not None for one in usual)
     losses = [(draw.randint(0, 14), sorted(draw.sample(range(1, model.n_layers), 2))) for _ in range(4)]
-    assert told(losses) == usual
+    assert told(losses, 6) == usual
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        ("Spell aaaaaa. a-a-a-a-a-a Spell aaaaaa. ", Sampling(temperature=0.0)),
+        ("Spell house. h-o-u-s-e Spell house. ", Sampling(temperature=1.5, seed=3)),
+        ("Spell aaa. ", Sampling(temperature=0.7, structure=Structure("regex", "(a-b-){9}a"))),
+        ("Spell aaa. ", Sampling(temperature=0.0, structure=Structure("regex", "(aa-)+b"), logprobs=3)),
+        ("Spell abab. ", Sampling(temperature=0.0, structure=Structure("regex", "(ab)+"), stop=("baba",))),
+    ],
+)
+def test_proposals_change_no_answer(prompt: str, options: Sampling) -> None:
+    model = find_decoder("llama-puzzles")
+    vocabulary = open_vocabulary(model, (ROOT / "pipeedge" / "assets" / "llama-puzzles",))
+    asked = Prompt(tuple(vocabulary.encode(prompt)), replace(options, max_tokens=40, n=2))
+
+    def answers(proposals: int) -> tuple[list[Heard], TextState]:
+        chain = Chain(model, (5,), places=1, proposals=proposals, texts=vocabulary)
+        heard = [Heard(), Heard()]
+        for choice, listener in enumerate(heard):
+            chain.queue.submit(asked, listener, choice=choice)
+        chain.run()
+        return heard, chain.queue.state()
+
+    usual, _ = answers(0)
+    found, state = answers(8)
+    assert found == usual
+    assert all(one.answer is not None for one in found)
+    assert state.proposed_tokens >= state.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("losses", [(), [(3, (4,))], [(9, ())]], ids=["none", "while measured", "later"])

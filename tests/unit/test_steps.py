@@ -41,6 +41,7 @@ class StepMachine(RuleBasedStateMachine):
         times=st.sampled_from([StepTimes.linear(0.0), StepTimes.linear(3.0), CURVE]),
         bottleneck=st.sampled_from([None, 0.3, 1.0]),
         attention=st.sampled_from([0.0, 0.1]),
+        proposals=st.sampled_from([0, 3, 9]),
     )
     def begin(self, cache: CacheSize, **limits: float) -> None:
         self.context = 44
@@ -131,13 +132,18 @@ def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
     source = random.Random(7)
-    limits = StepLimits(context=44, groups=3, rows=9, sequences=10, times=StepTimes.linear(3), attention=0.05)
+    limits = StepLimits(
+        context=44, groups=3, rows=9, sequences=10, times=StepTimes.linear(3), attention=0.05, proposals=6
+    )
     world = StepWorld(limits, cache)
     crowd(world, source, cases(25_000, part=25))
     world.drain()
     world.check()
     assert world.finished
-    assert world.scheduler.reused_tokens
+    scheduler = world.scheduler
+    assert scheduler.reused_tokens
+    assert 0 < scheduler.accepted_tokens <= world.accepted
+    assert scheduler.accepted_tokens < scheduler.proposed_tokens
 
 
 @pytest.mark.parametrize("cache", [CACHES[1], CACHES[2]])
@@ -221,7 +227,7 @@ def simulate(
         while flights and flights[0][0] <= now:
             _, step = flights.popleft()
             scored = [part.sequence for part in step.parts if part.scored]
-            scheduler.finished(step.number, dict.fromkeys(scored, 0))
+            scheduler.finished(step.number, dict.fromkeys(scored, (0,)))
             for number in scored:
                 figures.tokens[number].append(now)
 
@@ -310,7 +316,7 @@ def test_groups_take_alike(seed: int, groups: int, count: int, lump: int) -> Non
                 share = sum(limits.cost(position + 1, 1) for position in lengths.values()) / groups
                 assert len(rows) == 1 or sum(rows) <= share + max(rows)
         step = flights.popleft()
-        scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+        scheduler.finished(step.number, {part.sequence: (0,) for part in step.parts if part.scored})
         assert step.number < 250 or len(flights) >= min(groups, count) - 1, "a group is missing"
 
 
@@ -327,7 +333,7 @@ def test_equal_beginnings_are_computed_once() -> None:
             rows += step.rows
         if flights:
             step = flights.popleft()
-            scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+            scheduler.finished(step.number, {part.sequence: (0,) for part in step.parts if part.scored})
     assert scheduler.running == scheduler.waiting == 0
     assert rows <= 101 + 2 * (101 - 96) + 3  # three whole pages of two sequences are not computed
     assert scheduler.reused_tokens == 2 * 96
@@ -342,7 +348,7 @@ def test_unused_beginnings_give_way_to_others_the_least_recently_used_first() ->
         rows = 0
         while (step := scheduler.next()) is not None:
             rows += step.rows
-            scheduler.finished(step.number, {part.sequence: 0 for part in step.parts if part.scored})
+            scheduler.finished(step.number, {part.sequence: (0,) for part in step.parts if part.scored})
         return rows
 
     first, second, third = ([token] * 9 for token in (1, 2, 3))  # two full pages each
