@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "RecentLengths",
+    "InputSizes",
     "TextLengths",
     "are_alike",
     "check_lengths",
@@ -57,6 +58,20 @@ class TextLengths:
         """Return what ``to_text`` has written. Raises ValueError if it is something else."""
         prompt, answer, longest, texts = map(int, text.split(":"))
         return cls(prompt, answer, longest, texts)
+
+
+@dataclass(frozen=True)
+class InputSizes:
+    """Sizes of the input of a run, as far as a plan needs them."""
+
+    tokens: int | None = None
+    """Tokens of the longest sentence; None for images, and if it is not known."""
+    lengths: str | None = None
+    """Histogram of the lengths of the sentences; None if they do not differ or are unknown."""
+    texts: TextLengths | None = None
+    """Lengths of the texts to generate; None if they are unknown, or none are."""
+    eight_bit: bool = True
+    """Whether pictures are sent as bytes."""
 
 
 def lengths_text(counts: Mapping[int, int]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import specs_bytes
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import count
 from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
@@ -103,7 +104,7 @@ def _plan(
     data = facts[request.schedule.data_rank]
     eight_bit = data.get("pixel_table") is not None
     planned = plan_schedule(
-        request, model, data.get("max_tokens"), lengths=data.get("lengths"), eight_bit=eight_bit
+        request, model, InputSizes(data.get("max_tokens"), data.get("lengths"), eight_bit=eight_bit)
     )
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())

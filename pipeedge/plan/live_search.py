@@ -23,22 +23,17 @@ from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.problem import SolverOptions
 from pipeedge.plan.sched_pipeline import not_understood
-from pipeedge.plan.schedule_choice import PlannedSchedule, scheduler_request
+from pipeedge.plan.schedule_choice import Following, PlannedSchedule, host_names, scheduler_request
 from pipeedge.plan.scheduler import Choice, SchedulerRequest, TextRequest
 from pipeedge.request.config import RunRequest
 
-__all__ = ["LiveSearch", "host_names", "profiled_search"]
+__all__ = ["LiveSearch", "profiled_search"]
 
 _TIME_LIMIT_S = 3.0
 """Seconds after which the best schedule found so far will do; the run goes on meanwhile."""
 
 Ask = Callable[[Mapping[str, Any], Sequence[str], float], Any]
 """Returns what the program answers to a problem, with options and a time limit."""
-
-
-def host_names(request: RunRequest) -> tuple[str, ...]:
-    """Return the host of each rank; hosts are called by their ranks where they have no names."""
-    return request.schedule.hosts or tuple(map(str, range(request.world.size)))
 
 
 def profiled_search(
@@ -56,16 +51,8 @@ def profiled_search(
         PipeEdgeError: The files are wrong, or are not those of the run any longer.
     """
     request = dataclasses.replace(request, microbatch_size=plan.microbatch_size)
-    asked, _ = scheduler_request(
-        request,
-        model,
-        plan.max_tokens,
-        lengths=plan.lengths,
-        texts=plan.texts,
-        eight_bit=plan.pixel_table is not None,
-        ranks=range(request.world.size),
-        limits=limits,
-    )
+    following = Following(range(request.world.size), limits)
+    asked, _ = scheduler_request(request, model, plan.input_sizes, following)
     asked = dataclasses.replace(asked, time_limit_s=_TIME_LIMIT_S)
     body = scheduler.read_problem(asked)
     return LiveSearch(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeedge.base.fields import Count, LongLine, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
-from pipeedge.base.text_lengths import TextLengths, check_lengths
+from pipeedge.base.text_lengths import InputSizes, TextLengths, check_lengths
 from pipeedge.compress import wire_specs
 from pipeedge.compress.policies import Sizes
 from pipeedge.models.decoder import DecoderModel
@@ -59,6 +59,11 @@ class InputFacts:
     def text_lengths(self) -> TextLengths | None:
         """Lengths of the texts to generate, or None if they are unknown, or none are."""
         return None if self.texts is None else TextLengths.from_text(self.texts)
+
+    @property
+    def sizes(self) -> InputSizes:
+        """Sizes of the input that a plan is for."""
+        return InputSizes(self.max_tokens, self.lengths, self.text_lengths, self.pixel_table is not None)
 
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
@@ -109,6 +114,11 @@ class Plan:
     def participants(self) -> tuple[int, ...]:
         """Ranks that have something to do, in order."""
         return tuple(sorted({*self.schedule.ranks, self.data_rank}))
+
+    @property
+    def input_sizes(self) -> InputSizes:
+        """Sizes of the input that the plan is for."""
+        return InputSizes(self.max_tokens, self.lengths, self.texts, self.pixel_table is not None)
 
     @property
     def most_items(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pipeedge.base.errors import InfeasibleError, ScheduleError
 from pipeedge.base.schedule import Schedule
-from pipeedge.base.text_lengths import TextLengths
+from pipeedge.base.text_lengths import InputSizes, TextLengths
 from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.plan.after_loss import Survivor, loaded_by, smallest_change
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CutModel",
+    "Following",
     "PlannedSchedule",
     "check_schedule",
     "evaluate_schedule",
+    "host_names",
     "plan_after_loss",
     "plan_schedule",
     "scheduler_request",
@@ -65,6 +67,26 @@ class PlannedSchedule:
     """What was chosen with the schedule within which limits, which hold for those that follow it, too."""
 
 
+@dataclass(frozen=True)
+class Following:
+    """What is kept of an earlier plan by the one that follows it."""
+
+    ranks: Collection[int]
+    """Ranks whose hosts the scheduler may use."""
+    limits: Choice | None = None
+    """Limits of the earlier plan, which hold for this one, too; None for those of the request."""
+    loaded: Placing = ()
+    """Layers that hosts have loaded."""
+
+
+_UNKNOWN = InputSizes()
+
+
+def host_names(request: RunRequest) -> tuple[str, ...]:
+    """Return the host of each rank; hosts are called by their ranks where they have no names."""
+    return request.schedule.hosts or tuple(map(str, range(request.world.size)))
+
+
 def check_schedule(request: RunRequest, model: CutModel) -> None:
     """Check all that this rank can know of the schedule before it hears of the others.
 
@@ -80,7 +102,7 @@ def check_schedule(request: RunRequest, model: CutModel) -> None:
     if not wanted.automatic or wanted.partition is not None:
         plan_schedule(request, model)
         return
-    asked, _ = scheduler_request(request, model, None, eight_bit=True)
+    asked, _ = scheduler_request(request, model, _UNKNOWN)
     if asked.choice is None:
         from pipeedge.plan.scheduler import read_problem
 
@@ -90,31 +112,21 @@ def check_schedule(request: RunRequest, model: CutModel) -> None:
 def plan_schedule(
     request: RunRequest,
     model: CutModel,
-    tokens: int | None = None,
+    sizes: InputSizes = _UNKNOWN,
     *,
-    lengths: str | None = None,
-    texts: TextLengths | None = None,
-    eight_bit: bool = True,
-    ranks: Collection[int] | None = None,
+    following: Following | None = None,
     losses: bool = False,
     trial: Trial | None = None,
-    limits: Choice | None = None,
-    loaded: Placing = (),
 ) -> PlannedSchedule:
     """Return the schedule that ``request`` asks for, in a run or its simulation.
 
     Args:
         request: Request of rank 0.
         model: The model to cut.
-        tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
-        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
-        texts: Lengths of the texts to generate; None if they are unknown, or none are.
-        eight_bit: Whether pictures are sent as bytes.
-        ranks: Ranks whose hosts the scheduler may use, when others are lost; None for all.
+        sizes: Sizes of the input.
+        following: What is to be kept of an earlier plan; None for the first one.
         losses: Whether to ask the scheduler what the loss of each host would cost.
         trial: Tries joint plans on held-out items; None if they are taken untried.
-        limits: Limits of an earlier plan, which hold for this one, too; None for those of the request.
-        loaded: Layers that hosts have loaded.
 
     Raises:
         ScheduleError: It does not fit the model or the world.
@@ -122,19 +134,7 @@ def plan_schedule(
     """
     wanted = request.schedule
     if wanted.automatic:
-        planned = _scheduled(
-            request,
-            model,
-            tokens,
-            lengths=lengths,
-            texts=texts,
-            eight_bit=eight_bit,
-            ranks=ranks,
-            losses=losses,
-            trial=trial,
-            limits=limits,
-            loaded=loaded,
-        )
+        planned = _scheduled(request, model, sizes, following, losses=losses, trial=trial)
     else:
         planned = _given_schedule(request, model)
     planned.schedule.check(n_layers=model.n_layers, world_size=request.world.size)
@@ -154,10 +154,8 @@ def evaluate_schedule(
     request: RunRequest,
     model: CutModel,
     schedule: Schedule,
-    tokens: int | None,
+    sizes: InputSizes,
     microbatch_size: int,
-    *,
-    lengths: str | None = None,
 ) -> PlanCosts:
     """Return what a schedule would cost in a run with the scheduler's files.
 
@@ -165,9 +163,8 @@ def evaluate_schedule(
         request: Request of rank 0.
         model: The model.
         schedule: The schedule.
-        tokens: Tokens of the longest sentence; None for images, and if it is not known.
+        sizes: Sizes of the input.
         microbatch_size: Number of items in a microbatch.
-        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
 
     Raises:
         ScheduleError: There are no such files, or a link has no bandwidth.
@@ -184,7 +181,7 @@ def evaluate_schedule(
         ),
         links=LinkRequest(),
     )
-    asked, _ = scheduler_request(request, model, tokens, lengths=lengths, eight_bit=True)
+    asked, _ = scheduler_request(request, model, sizes)
     if len(dtypes) > 1:
         asked = dataclasses.replace(asked, choice=Choice((microbatch_size,), 0.0, dtypes, (0,)))
     return evaluate(asked, schedule, hosts=request.schedule.hosts).costs
@@ -196,11 +193,7 @@ def plan_after_loss(
     before: Schedule,
     survivors: Sequence[Survivor],
     layer_bytes: Callable[[Schedule], Sequence[float]],
-    *,
-    tokens: int | None = None,
-    lengths: str | None = None,
-    texts: TextLengths | None = None,
-    eight_bit: bool = True,
+    sizes: InputSizes,
     limits: Choice | None = None,
 ) -> PlannedSchedule | str:
     """Return the schedule for the ranks that are left, or the reason why there is none.
@@ -211,10 +204,7 @@ def plan_after_loss(
         before: The schedule before the loss.
         survivors: Ranks that are left.
         layer_bytes: Returns the bytes of the weights of each layer, in the number types of a schedule.
-        tokens: Tokens of the longest sentence; None for images.
-        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
-        texts: Lengths of the texts to generate; None if they are unknown, or none are.
-        eight_bit: Whether pictures are sent as bytes.
+        sizes: Sizes of the input.
         limits: Limits of the plan before the loss; None for those of the request.
 
     Raises:
@@ -224,18 +214,8 @@ def plan_after_loss(
         found = smallest_change(before, survivors, layer_bytes(before))
         return found if isinstance(found, str) else PlannedSchedule(found)
     ranks = frozenset(one.rank for one in survivors)
-    names = request.schedule.hosts or tuple(map(str, range(request.world.size)))
-    return plan_schedule(
-        request,
-        model,
-        tokens,
-        lengths=lengths,
-        texts=texts,
-        eight_bit=eight_bit,
-        ranks=ranks,
-        limits=limits,
-        loaded=loaded_by(survivors, names),
-    )
+    following = Following(ranks, limits, loaded_by(survivors, host_names(request)))
+    return plan_schedule(request, model, sizes, following=following)
 
 
 def _adaptable(planned: PlannedSchedule, compression: CompressionRequest) -> PlannedSchedule:
@@ -271,37 +251,24 @@ def _given_schedule(request: RunRequest, model: CutModel) -> PlannedSchedule:
 def _scheduled(
     request: RunRequest,
     model: CutModel,
-    tokens: int | None,
+    sizes: InputSizes,
+    following: Following | None,
     *,
-    lengths: str | None,
-    texts: TextLengths | None,
-    eight_bit: bool,
-    ranks: Collection[int] | None,
     losses: bool,
     trial: Trial | None,
-    limits: Choice | None,
-    loaded: Placing,
 ) -> PlannedSchedule:
     """Return what the scheduler finds, with the bits of ``-q`` if they are given."""
-    wanted, after_loss = request.schedule, ranks is not None
-    asked, unlisted = scheduler_request(
-        request,
-        model,
-        tokens,
-        lengths=lengths,
-        texts=texts,
-        eight_bit=eight_bit,
-        ranks=ranks,
-        limits=limits,
-    )
+    wanted, after_loss = request.schedule, following is not None
+    asked, unlisted = scheduler_request(request, model, sizes, following)
     survive_loss = wanted.survive_loss and not after_loss
+    loaded = () if following is None else following.loaded
     asked = dataclasses.replace(asked, survive_loss=survive_loss, losses=losses, loaded=loaded)
     plan = _chosen(asked, wanted, after_loss=after_loss, trial=trial)
     found = plan.solution
     if request.links.quant_bits is not None:
         found = _with_bits(plan, request.links.quant_bits, wanted.hosts)
-    prediction = found.costs.prediction(tokens, mixed=lengths is not None)
-    notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, tokens, lengths))
+    prediction = found.costs.prediction(sizes.tokens, mixed=sizes.lengths is not None)
+    notes = (*unlisted, *plan.notes, *found.costs.warnings, *_scaling_notes(prediction, sizes))
     return PlannedSchedule(
         found.schedule,
         prediction,
@@ -360,14 +327,15 @@ def _chosen(
         return choose(asked, wanted.hosts, name, trial=trial)
 
 
-def _scaling_notes(prediction: Prediction, tokens: int | None, lengths: str | None) -> tuple[str, ...]:
+def _scaling_notes(prediction: Prediction, sizes: InputSizes) -> tuple[str, ...]:
     """Return a note if profiles of other lengths were scaled to those of the input."""
+    tokens = sizes.tokens
     profiled = sorted({length for stage in prediction.stages for length in stage.tokens})
     if tokens is None or not prediction.scaled or profiled == [tokens]:
         return ()
     which = (
         f"of {count(tokens, 'token')}, the longest of the input"
-        if lengths is None
+        if sizes.lengths is None
         else f"as long as those of the input, the longest {count(tokens, 'token')}"
     )
     return (f"scheduled for sentences {which} (profiled with {', '.join(map(str, profiled))})",)
@@ -381,26 +349,17 @@ def _transport(request: RunRequest) -> str:
 def scheduler_request(
     request: RunRequest,
     model: CutModel,
-    tokens: int | None,
-    *,
-    lengths: str | None = None,
-    texts: TextLengths | None = None,
-    eight_bit: bool,
-    ranks: Collection[int] | None = None,
-    limits: Choice | None = None,
+    sizes: InputSizes,
+    following: Following | None = None,
 ) -> tuple[SchedulerRequest, tuple[str, ...]]:
     """Return what the scheduler is asked in a run with its files, and notes for the user.
 
     Args:
         request: Request of rank 0.
         model: The model to cut.
-        tokens: Tokens of the longest sentence of the input; None for images, and if it is not known.
-        lengths: Histogram of the lengths of the sentences; None if they do not differ or are unknown.
-        texts: Lengths of the texts to generate; None if they are unknown, or none are.
-        eight_bit: Whether pictures are sent as bytes.
-        ranks: Ranks whose hosts the scheduler may use; None for all. Then the run has begun, and its
-            microbatches keep their size.
-        limits: Limits of the plan that runs; None for those of the request.
+        sizes: Sizes of the input.
+        following: What is to be kept of the plan that runs or ran, whose microbatches keep their size; None
+            if the run has not begun.
 
     Raises:
         ScheduleError: There are no such files, or no profile has such a microbatch size.
@@ -420,19 +379,17 @@ def scheduler_request(
         neighbors=wanted.dev_neighbors_file,
     )
     hosts, data_host, unlisted = _known_hosts(request, files)
-    if ranks is not None:
-        names = wanted.hosts or tuple(map(str, range(request.world.size)))
-        hosts = tuple(names[rank] for rank in sorted(ranks) if names[rank] in hosts)
+    if following is not None:
+        names = host_names(request)
+        hosts = tuple(names[rank] for rank in sorted(following.ranks) if names[rank] in hosts)
         if not hosts:
             raise InfeasibleError(f"no host that is left is in {wanted.dev_file}")
     link_bits, size = request.links.link_bits, request.microbatch_size
     if wanted.joint and link_bits is None and request.links.quant_bits is not None:
         link_bits = "0"  # -q says which bits links have
     choice = choice_of(wanted, link_bits, size, files, model.name)
-    if choice is not None and limits is not None:
-        choice = dataclasses.replace(limits, batch_sizes=choice.batch_sizes)
-    if choice is not None and ranks is not None:
-        choice = dataclasses.replace(choice, batch_sizes=(size,))
+    if choice is not None and following is not None:
+        choice = dataclasses.replace(following.limits or choice, batch_sizes=(size,))
     decodes = _decodes(model)
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
@@ -446,15 +403,15 @@ def scheduler_request(
         dtype=f"torch.{first}",
         choice=choice,
         link_bits=link_bits or "0",
-        tokens=tokens,
-        lengths=lengths,
+        tokens=sizes.tokens,
+        lengths=sizes.lengths,
         transport=_transport(request),
         data_host=data_host,
         hosts=hosts,
-        input_bytes=None if decodes else model.input_bytes(tokens, first, eight_bit=eight_bit),
+        input_bytes=None if decodes else model.input_bytes(sizes.tokens, first, eight_bit=sizes.eight_bit),
         objective=wanted.objective,
         min_throughput=wanted.min_throughput,
-        texts=text_request(request, model, texts) if isinstance(model, Outline) and decodes else None,
+        texts=text_request(request, model, sizes.texts) if isinstance(model, Outline) and decodes else None,
     )
     return asked, unlisted
 
@@ -490,10 +447,9 @@ def _known_hosts(
     Without ``-H`` hosts are called by their ranks; where the file has none of those, the scheduler says so.
     """
     listed = {host: kind for kind, hosts in files.devices.items() for host in hosts}
-    ranks = tuple(map(str, range(request.world.size)))
-    hosts = request.schedule.hosts or tuple(rank for rank in ranks if rank in listed)
-    data_rank = request.schedule.data_rank
-    data_host = (request.schedule.hosts or ranks)[data_rank]
+    names = host_names(request)
+    hosts = request.schedule.hosts or tuple(name for name in names if name in listed)
+    data_host = names[request.schedule.data_rank]
     if listed.get(data_host) in files.device_types:
         return hosts, data_host, ()
     wanted = request.schedule

@@ -125,16 +125,7 @@ class Decider:
         data_rank = request.schedule.data_rank
         known = _input_facts(facts, data_rank)
         with context.activity.busy("scheduling"):
-            eight_bit = known.pixel_table is not None
-            planned = plan_schedule(
-                request,
-                context.model,
-                known.max_tokens,
-                lengths=known.lengths,
-                eight_bit=eight_bit,
-                trial=self._trial,
-                texts=known.text_lengths,
-            )
+            planned = plan_schedule(request, context.model, known.sizes, trial=self._trial)
         for note in planned.notes:
             context.warn(note)
         self.limits = planned.limits

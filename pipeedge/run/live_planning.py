@@ -23,10 +23,10 @@ from pipeedge.observe.pipeline_state import PipelineState
 from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.change_detection import WindowMaker, WorkWindow
 from pipeedge.plan.live_choice import LivePlanning, Objective, Proposal
-from pipeedge.plan.live_search import LiveSearch, host_names, profiled_search
+from pipeedge.plan.live_search import LiveSearch, profiled_search
 from pipeedge.plan.placing import Placing, placed
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import PlannedSchedule
+from pipeedge.plan.schedule_choice import PlannedSchedule, host_names
 from pipeedge.request.scheduling import ENERGY
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession

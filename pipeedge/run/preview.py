@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import count, figure
 from pipeedge.models.outline import Outline
 from pipeedge.models.registry import find_any
@@ -32,9 +33,7 @@ def show_schedule(request: RunRequest, show: Callable[[str], None]) -> None:
     planned = plan_schedule(
         request,
         model,
-        tokens,
-        lengths=lengths,
-        eight_bit=not arrays,
+        InputSizes(tokens, lengths, eight_bit=not arrays),
         losses=request.transport.goes_on,
         trial=_trial(request) if request.schedule.held_out else None,
     )

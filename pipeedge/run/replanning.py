@@ -120,11 +120,8 @@ def plan_schedule_again(
         before.schedule,
         survivors,
         lambda schedule: _layer_bytes(model, schedule, before.steps),
-        tokens=before.max_tokens,
-        lengths=before.lengths,
-        texts=before.texts,
-        eight_bit=before.pixel_table is not None,
-        limits=limits,
+        before.input_sizes,
+        limits,
     )
 
 

@@ -15,6 +15,7 @@ import pipeedge
 from pipeedge.base.errors import PipeEdgeError, RequestError, ScheduleError
 from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.base.schedule import Schedule, StagePlan
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import count
 from pipeedge.models.registry import find_outline
 from pipeedge.observe.assembly import assemble
@@ -241,7 +242,8 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     named, names = _rank_names(request, cluster)
     data_rank = _data_rank(request, names, cluster)
     as_run = request.of_run(len(names), names if named else None, data_rank)
-    planned = plan_schedule(as_run, model, request.longest, lengths=request.lengths)
+    sizes = InputSizes(request.longest, request.lengths)
+    planned = plan_schedule(as_run, model, sizes)
     load = _workload(request, planned, spec)
     data_host = names[data_rank]
     if not as_run.schedule.automatic:  # otherwise the plan does without it, and says so
@@ -253,9 +255,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     def costs_of(schedule: Schedule) -> PlanCosts:
         for stage in schedule.stages:
             cluster.profile(stage, load)  # or say what is missing
-        return evaluate_schedule(
-            as_run, model, schedule, request.longest, load.microbatch_size, lengths=request.lengths
-        )
+        return evaluate_schedule(as_run, model, schedule, sizes, load.microbatch_size)
 
     def simulated(schedule: Schedule, items: int, drawn: Sequence[int] = ()) -> SimulatedRun:
         return simulate(replace(load, items=items).pipeline(costs_of(schedule), known), drawn=drawn)
@@ -284,8 +284,7 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
             before,
             survivors,
             layer_bytes,
-            tokens=request.longest,
-            lengths=request.lengths,
+            sizes,
         ),
         room_bytes=lambda rank: cluster.type_of(names[rank])[1].mem_bytes,
         host=lambda rank: names[rank] if named else None,

@@ -11,7 +11,7 @@ from shipped_model import DIGITS
 from pipeedge.base.errors import InfeasibleError, RequestError, ScheduleError
 from pipeedge.base.schedule import Schedule
 from pipeedge.plan.choice import Trial
-from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.plan.schedule_choice import Following, PlannedSchedule, plan_schedule
 from pipeedge.plan.spec_files import load_models
 from pipeedge.plan.spec_writing import add_model
 from pipeedge.plan.specs import ModelSpec
@@ -51,7 +51,12 @@ def planned(
     options: str, ranks: frozenset[int] | None = None, trial: FewBits | None = None
 ) -> PlannedSchedule:
     request = parse_runtime(["0", "2", *options.split()], Environment()).request
-    return plan_schedule(request, DIGITS, ranks=ranks, trial=None if trial is None else trial.trial)
+    return plan_schedule(
+        request,
+        DIGITS,
+        following=None if ranks is None else Following(ranks),
+        trial=None if trial is None else trial.trial,
+    )
 
 
 class FewBits:
@@ -266,7 +271,7 @@ def test_plan_after_a_loss_keeps_the_limits_of_the_one_before(tmp_path: Path) ->
     assert {stage.dtype for stage in first.schedule.stages} == {"float32"}
     request = parse_runtime(["0", "2", *options.split()], Environment()).request
     for limits, dtype in ((None, "int8"), (first.limits, "float32")):
-        after = plan_schedule(request, DIGITS, ranks=frozenset({0}), limits=limits)
+        after = plan_schedule(request, DIGITS, following=Following(frozenset({0}), limits))
         assert {stage.dtype for stage in after.schedule.stages} == {dtype}
 
 

@@ -13,6 +13,7 @@ from runtime_request import request
 from watched_run import SWITCHED, WatchedRun
 
 from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.control.changing import Dropped, Switched
 from pipeedge.control.liveness import RankStatus
 from pipeedge.models import find_model
@@ -64,7 +65,7 @@ class SimulatedRun(WatchedRun):
         self._slowness, self._heard_s, self._lengths = slowness, heard_s, lengths
         asked = request(line)
         tokens = None if lengths is None else 512
-        planned = plan_schedule(asked, MODEL, tokens)
+        planned = plan_schedule(asked, MODEL, InputSizes(tokens))
         items = 100_000 if lengths is None else None
         goes_on = asked.transport.goes_on
         plan = Plan(planned.schedule, 0, items, 8, tokens, prediction=planned.prediction, goes_on=goes_on)

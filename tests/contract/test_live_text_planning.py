@@ -12,7 +12,7 @@ from runtime_request import request
 from text_ranks import PUZZLES
 from watched_run import WatchedRun
 
-from pipeedge.base.text_lengths import TextLengths
+from pipeedge.base.text_lengths import InputSizes, TextLengths
 from pipeedge.control.liveness import RankStatus
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.step_rows import StepBounds
@@ -79,7 +79,7 @@ class SimulatedText(WatchedRun):
         self._text = [0.0] * 5
         asked = request(f"0 4 -m {PUZZLES} -c tcp -u {STREAMS} {line}")
         lengths = TextLengths(prompt=POSITIONS, answer=100, longest=200, texts=10_000)
-        planned = plan_schedule(asked, MODEL, None, texts=lengths)
+        planned = plan_schedule(asked, MODEL, InputSizes(texts=lengths))
         plan = Plan(
             planned.schedule,
             0,
@@ -147,7 +147,7 @@ def test_a_decoder_changes_its_schedule_and_says_what_that_has_brought(files: st
     assert record.at_s <= 60 + 5 * 5
     assert run.lines[0].startswith("c takes 2 times as long as planned; with layers ")
     assert " tokens/s of 8 streams instead of " in run.lines[0]
-    best = plan_schedule(run.request, MODEL, None, texts=run.plan.texts).schedule
+    best = plan_schedule(run.request, MODEL, run.plan.input_sizes).schedule
     before, after = (run.rate(schedule, STREAMS) for schedule in (best, run.plan.schedule))
     gain = after[0] * after[1] / (before[0] * before[1]) - 1
     assert record.gain == pytest.approx(gain, abs=0.05)

@@ -14,6 +14,7 @@ from effort import cases
 from runtime_request import request as run_request
 
 from pipeedge.base.errors import InfeasibleError
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.cli.schedule import with_input_bytes
 from pipeedge.models.registry import find_outline
 from pipeedge.plan.sched_pipeline import run_program
@@ -118,7 +119,9 @@ def planned_run(case: Case, files: str) -> PlannedSchedule | str:
     line += f" -D {case.data_rank}" if case.data_rank else ""
     try:
         return plan_schedule(
-            run_request(f"{line} --link-bits {case.link_bits}"), find_outline(case.model), case.tokens
+            run_request(f"{line} --link-bits {case.link_bits}"),
+            find_outline(case.model),
+            InputSizes(case.tokens),
         )
     except InfeasibleError:
         return ENDED

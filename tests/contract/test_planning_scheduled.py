@@ -13,10 +13,11 @@ from runtime_request import request
 from shipped_model import DIGITS
 
 from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError, ScheduleError
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.control.session import Session
 from pipeedge.data.defaults import shipped_sentences
 from pipeedge.models import find_model
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import Following, plan_schedule
 from pipeedge.plan.spec_files import load_device_types
 from pipeedge.plan.spec_writing import save_device_types, save_models
 from pipeedge.plan.specs import (
@@ -139,7 +140,7 @@ def test_text_is_scheduled_for_the_length_of_the_input(tmp_path: Path, dtype: st
     line = f"0 2 {write_text_cluster(tmp_path, (512, 128))} --dtype {dtype}"
     model = find_model("bert-base-uncased")
     for tokens in (16, 128, 200):
-        found = plan_schedule(request(line), model, tokens)
+        found = plan_schedule(request(line), model, InputSizes(tokens))
         assert found.prediction is not None
         assert sum(stage.busy_s for stage in found.prediction.stages) == pytest.approx(
             12 * 1e-5 * tokens**2 + 36 * 1e-3 * tokens
@@ -156,7 +157,7 @@ def test_text_of_several_lengths_is_scheduled_for_their_average(tmp_path: Path) 
     line = f"0 2 {write_text_cluster(tmp_path, (512, 128))}"
     model = find_model("bert-base-uncased")
     asked = dataclasses.replace(request(line), microbatch_size=8)
-    found = plan_schedule(asked, model, 200, lengths="16:3,200:1")
+    found = plan_schedule(asked, model, InputSizes(200, "16:3,200:1"))
     assert found.prediction is not None
     short = 0.75**8
     expected = sum(
@@ -174,11 +175,11 @@ def test_text_of_several_lengths_is_scheduled_for_their_average(tmp_path: Path) 
 def test_a_profile_of_one_length_is_not_scaled_and_both_are_named(tmp_path: Path) -> None:
     line = f"0 2 {write_text_cluster(tmp_path, (512,))}"
     model = find_model("bert-base-uncased")
-    found = plan_schedule(request(line), model, 128)
+    found = plan_schedule(request(line), model, InputSizes(128))
     assert "board was profiled with 512 tokens only; its times are not scaled to 128" in found.notes[0]
     assert found.prediction is not None
     assert (found.prediction.tokens, found.prediction.stages[0].tokens) == (128, (512,))
-    assert plan_schedule(request(line), model, 512).notes == ()
+    assert plan_schedule(request(line), model, InputSizes(512)).notes == ()
 
 
 def test_a_dry_run_uses_the_length_of_the_sentences(tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_survival_of_any_loss_is_asked_for_the_first_plan_alone(cluster: str, tm
     with pytest.raises(InfeasibleError, match="no schedule survives the loss of any one host: without f0, "):
         plan_schedule(request(f"0 3 -m vit-digits {cluster} -H data,f0,f1 {goes_on}"), model)
     # With four such hosts, one may be lost; what is left is used, although no other one may be lost then.
-    again = plan_schedule(enough, model, ranks={0, 1, 2})
+    again = plan_schedule(enough, model, following=Following({0, 1, 2}))
     assert set(again.schedule.ranks) == {0, 1, 2}
     assert set(found.schedule.ranks) <= {0, 1, 2, 3}
 

@@ -15,13 +15,14 @@ from runtime_request import request
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.fields import encode
 from pipeedge.base.schedule import Schedule
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.session import Refusal
 from pipeedge.models import find_model
 from pipeedge.plan.after_loss import Survivor
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.plan.schedule_choice import Following, PlannedSchedule, plan_schedule
 from pipeedge.run.context import Program, RankContext, Transports
 from pipeedge.run.decision import FORMS, Decider
 from pipeedge.run.replanning import Held, PlanAsMeasured, describe, plan_schedule_again
@@ -147,7 +148,9 @@ def test_scheduler_plans_for_the_hosts_that_are_left_and_layers_that_are_loaded_
     assert lost not in dict(stages(planned))
     assert isinstance(planned, PlannedSchedule)
     assert planned.prediction is not None
-    best = plan_schedule(again.request, MODEL, eight_bit=False, ranks=frozenset(left)).prediction
+    best = plan_schedule(
+        again.request, MODEL, InputSizes(eight_bit=False), following=Following(frozenset(left))
+    ).prediction
     assert planned.prediction == best
     assert "predicted: " in again.describe(planned)
     # Of hosts that are alike, each keeps what it has loaded.

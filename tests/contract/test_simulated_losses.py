@@ -13,7 +13,7 @@ from runtime_request import request as run_request
 
 from pipeedge.base.errors import InfeasibleError, RequestError
 from pipeedge.plan.listed_model import ListedModel
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.schedule_choice import Following, plan_schedule
 from pipeedge.plan.spec_files import load_models
 from pipeedge.report import read_run, render_run
 from pipeedge.report.run_report import print_report
@@ -68,7 +68,7 @@ def test_the_plan_after_a_loss_is_that_of_a_run() -> None:
     found = simulated("--lose 2@30")
     model = ListedModel("m", load_models("models.yml")["m"])
     line = f"0 4 -m m -c tcp {FILES} -H a,b,c,d"
-    expected = plan_schedule(run_request(line), model, ranks={0, 1, 3})
+    expected = plan_schedule(run_request(line), model, following=Following({0, 1, 3}))
     assert found.planned.prediction == expected.prediction
     assert [stage.layers for stage in found.schedule.stages] == [
         stage.layers for stage in expected.schedule.stages
