@@ -167,16 +167,15 @@ class PlanCosts(Struct, frozen=True):
         """
         return Prediction(
             tuple(
-                StagePrediction(
-                    stage.busy_s, stage.link_out_s, stage.threads, stage.tokens, stage.data_s, stage.kernels
-                )
+                StagePrediction(stage.busy_s, stage.link_out_s, stage.threads, stage.tokens, stage.kernels)
                 for stage in self.schedule
             ),
             max(1, round(self.batch_size)),
+            self.bottleneck_s,
+            self.feed_s + self.latency_s,
+            self.bottleneck.words,
             tokens,
             self.schedule[0].link_in_s,
-            self.feed_s,
-            self.collect_s,
             self.joules_per_item,
             mixed,
             None if self.text is None else self._text_prediction(self.text),

@@ -4,8 +4,6 @@
     link 0-1                                  |--------|
     stage 1                                            |handling| layers  |handling|
 
-    period     = the longest of: what a stage spends on a microbatch, what a link does (those of the data rank
-                 too), and what the data rank itself does with its input and its results
     throughput = items of a microbatch / period, once the pipeline is full
 
 Handling is what a stage spends beside its layers: taking a microbatch from a link, passing it on.
@@ -53,8 +51,6 @@ class StagePrediction:
     """Threads its device was profiled with, or None if the profile does not say."""
     tokens: tuple[Count, ...] = ()
     """Sentence lengths its device was profiled with; empty for images or if the profile does not say."""
-    data_s: Number = 0.0
-    """Seconds of ``busy_s`` that are the data rank's own work, which delays no microbatch."""
     kernels: str | None = None
     """Kernels its device was profiled with, or None if the profile does not record them."""
 
@@ -98,16 +94,16 @@ class Prediction:
     stages: tuple[StagePrediction, ...]
     microbatch_size: Count
     """Number of items in a microbatch."""
+    period_s: Number
+    """Seconds between microbatches once the pipeline is full."""
+    latency_s: Number
+    """Seconds from reading a microbatch to its result, through the idle pipeline."""
+    bottleneck: Text
+    """Description of what takes the longest time for a microbatch: ``stage 1 on desk computes 1.264 s``."""
     tokens: Count | None = None
     """Tokens of the longest sentence, or None for images."""
     input_link_s: Number = 0.0
     """Seconds of the link from the data rank to the first stage; 0 where nothing is counted."""
-    feed_s: Number = 0.0
-    """Seconds that the data rank takes to read and feed a microbatch, with sending it if the first stage is
-    on another host."""
-    collect_s: Number = 0.0
-    """Seconds that the data rank takes to collect the results of a microbatch, with receiving them if the
-    last stage is on another host."""
     joules_per_item: Number | None = None
     """Energy of all hosts that are on, once the pipeline is full, or None if it is unknown."""
     mixed: bool = False
@@ -121,38 +117,14 @@ class Prediction:
         return all(stage.fits_tokens(self.tokens) for stage in self.stages)
 
     @property
-    def period_s(self) -> float:
-        """Seconds between microbatches once the pipeline is full."""
-        return max(seconds for seconds, _ in self._costs())
-
-    @property
-    def bottleneck(self) -> str:
-        """Description of the bottleneck: ``the link from the data rank to stage 0``."""
-        return max(self._costs(), key=lambda cost: cost[0])[1]
-
-    def _costs(self) -> Iterator[tuple[float, str]]:
-        """Yield what takes one microbatch at a time, in seconds and words; stages first, which win ties."""
-        last = len(self.stages) - 1
-        for number, stage in enumerate(self.stages):
-            yield stage.busy_s, f"stage {number}"
-        yield self.input_link_s, "the link from the data rank to stage 0"
-        for number, stage in enumerate(self.stages):
-            to = "the data rank" if number == last else f"stage {number + 1}"
-            yield stage.link_s, f"the link from stage {number} to {to}"
-        yield self.feed_s, "the data rank, reading the input"
-        yield self.collect_s, "the data rank, collecting the results"
-
-    @property
     def throughput_items_per_s(self) -> float | None:
         """Items per second once the pipeline is full, or None if nothing takes time."""
         return self.microbatch_size / self.period_s if self.period_s else None
 
     def run_items_per_s(self, items: int) -> float | None:
         """Return the items per second of a run of ``items``, including filling and draining the pipeline."""
-        latency_s = self.feed_s + self.input_link_s
-        latency_s += sum(stage.busy_s - stage.data_s + stage.link_s for stage in self.stages)
         microbatches = items / self.microbatch_size
-        elapsed_s = latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
+        elapsed_s = self.latency_s * min(1.0, microbatches) + self.period_s * max(0.0, microbatches - 1)
         return items / elapsed_s if elapsed_s else None
 
 
@@ -201,7 +173,7 @@ class Comparison:
     """Items per second of the whole run."""
     stages: tuple[StageComparison, ...]
     bottleneck: str = ""
-    """Part of the pipeline that was predicted to limit it."""
+    """Description of what was predicted to limit the pipeline."""
 
     @property
     def remarks(self) -> Iterator[str]:

@@ -446,7 +446,7 @@ def _comparison_lines(comparison: Comparison, how: str) -> Iterator[str]:
                 f"({percent(figures.error or 0.0)})"
             )
     if comparison.steady is not None and comparison.bottleneck:
-        yield f"            limited by {comparison.bottleneck}, by the prediction"
+        yield f"            predicted bottleneck: {comparison.bottleneck}"
     for remark in comparison.remarks:
         yield f"            {remark}"
 
@@ -468,7 +468,7 @@ def _text_comparison_lines(comparison: TextComparison, prediction: Prediction) -
             f"{format_value(figures.measured)} ({percent(figures.error or 0.0)})"
         )
     if text is not None:
-        yield f"            limited by this, by the prediction: {text.limited_by}"
+        yield f"            predicted bottleneck: {text.limited_by}"
 
 
 def _seconds(value: float) -> str:

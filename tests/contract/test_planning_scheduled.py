@@ -220,14 +220,17 @@ def test_automatic_scheduling_counts_the_links_of_the_data_rank(cluster: str) ->
     assert [stage.host for stage in found.schedule.stages] == ["f0"]
     assert found.prediction.input_link_s == pytest.approx(link_s)
     assert found.prediction.period_s == pytest.approx(max(link_s, 16 * 0.001))
-    assert found.prediction.feed_s == pytest.approx(0.003)
+    (stage,) = found.prediction.stages
+    assert found.prediction.latency_s == pytest.approx(0.003 + link_s + stage.busy_s + stage.link_s)
     if link_s > 16 * 0.001:
-        assert found.prediction.bottleneck == "the link from the data rank to stage 0"
+        assert found.prediction.bottleneck.startswith(
+            "the link from the data host data to stage 0 on f0 takes "
+        )
     # With the data on a fast host the slow link plays no part.
     found = plan_schedule(request(f"0 2 {cluster} -H data,f0 -D 1"), DIGITS)
     assert found.prediction is not None
     assert found.prediction.input_link_s == 0
-    assert found.prediction.stages[0].data_s == pytest.approx(0.001)
+    assert found.prediction.stages[0].busy_s == pytest.approx(16 * 0.001 + 0.001)
 
 
 def test_only_hosts_with_a_rank_are_scheduled(cluster: str) -> None:

@@ -74,7 +74,7 @@ def remark(
         **more,
     }
     stage = StagePrediction(busy_s=1.0, link_s=1.0, threads=1, tokens=profiled, kernels=profiled_kernels)
-    promise = Prediction((stage,), 8, tokens=tokens)
+    promise = Prediction((stage,), 8, 1.0, 2.0, "stage 0", tokens)
     measured = StageStats(**values)
     found = compare(promise, [measured], items=80, run_items_per_s=7.0, steady_items_per_s=7.5)
     return "\n".join(found.remarks)

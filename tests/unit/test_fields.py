@@ -179,7 +179,9 @@ PLAN = Plan(
     items=10,
     microbatch_size=2,
     max_tokens=None,
-    prediction=Prediction((StagePrediction(0.1, 0.2, 1), StagePrediction(0.1, 0.2, None)), 2),
+    prediction=Prediction(
+        (StagePrediction(0.1, 0.2, 1), StagePrediction(0.1, 0.2, None)), 2, 0.2, 0.6, "stage 0"
+    ),
     compression=CompressionRequest(),
 )
 RECORDING = Recording(

@@ -325,7 +325,9 @@ def plans(draw: st.DrawFn) -> Plan:
         items=draw(st.none() | st.integers(1, 100)),
         microbatch_size=draw(st.integers(1, 20)),
         max_tokens=None,
-        prediction=draw(st.none() | st.just(Prediction((promise,) * len(stages), 8))),
+        prediction=draw(
+            st.none() | st.just(Prediction((promise,) * len(stages), 8, 1.6, 1.6 * len(stages), "stage 0"))
+        ),
         compression=CompressionRequest(
             clamp=draw(st.sampled_from(CLAMPS)),
             link_transform=draw(st.sampled_from(LINK_TRANSFORMS)),

@@ -20,11 +20,20 @@ stages = st.builds(
     threads=st.none() | st.integers(1, 64),
     tokens=st.lists(st.integers(1, 512), max_size=3, unique=True).map(sorted).map(tuple),
 )
+
+
+def prediction_of(*stages: StagePrediction, size: int = 8, tokens: int | None = None) -> Prediction:
+    """Return the prediction of a pipeline that consists of these stages and the links behind them."""
+    period_s = max(max(stage.busy_s, stage.link_s) for stage in stages)
+    latency_s = sum(stage.busy_s + stage.link_s for stage in stages)
+    return Prediction(stages, size, period_s, latency_s, "stage 0", tokens)
+
+
 predictions = st.builds(
-    Prediction,
-    stages=st.lists(stages, min_size=1, max_size=4).map(tuple),
-    microbatch_size=st.integers(1, 16),
-    tokens=st.none() | st.integers(1, 512),
+    lambda stages, size, tokens: prediction_of(*stages, size=size, tokens=tokens),
+    st.lists(stages, min_size=1, max_size=4),
+    st.integers(1, 16),
+    st.none() | st.integers(1, 512),
 )
 
 
@@ -74,35 +83,11 @@ def test_prediction_survives_encoding(prediction: Prediction) -> None:
     assert decode(encode(prediction), Prediction) == prediction
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, "stage 1"),
-        ({"input_link_s": 3.0}, "the link from the data rank to stage 0"),
-        ({"feed_s": 3.0}, "the data rank, reading the input"),
-        ({"collect_s": 3.0}, "the data rank, collecting the results"),
-    ],
-)
-def test_the_bottleneck_may_be_the_data_rank_or_its_link(changes: dict[str, float], words: str) -> None:
-    stages = (StagePrediction(1.0, 0.5, None), StagePrediction(2.0, 0.1, None))
-    promise = dataclasses.replace(Prediction(stages, 8), **changes)
-    assert promise.bottleneck == words
-    assert promise.period_s == max([2.0, *changes.values()])
-    back = dataclasses.replace(promise, stages=(stages[0], StagePrediction(2.0, 9.0, None)))
-    assert back.bottleneck == "the link from stage 1 to the data rank"
-
-
-def test_one_microbatch_waits_for_reading_and_not_for_what_is_done_beside_its_stage() -> None:
-    stage = StagePrediction(busy_s=1.5, link_s=0.0, threads=None, data_s=0.5)
-    promise = Prediction((stage,), 8, input_link_s=0.25, feed_s=0.25)
-    assert promise.run_items_per_s(8) == pytest.approx(8 / 1.5)
-
-
 def test_a_prediction_without_time_has_no_throughput() -> None:
-    assert Prediction((StagePrediction(0.0, 0.0, None),), 8).throughput_items_per_s is None
+    assert prediction_of(StagePrediction(0.0, 0.0, None)).throughput_items_per_s is None
 
 
-PROMISE = Prediction((StagePrediction(busy_s=1.0, link_s=0.1, threads=1),), 8)
+PROMISE = prediction_of(StagePrediction(busy_s=1.0, link_s=0.1, threads=1))
 
 
 def remarks(measured: StageStats, promise: Prediction = PROMISE) -> list[str]:

@@ -59,7 +59,7 @@ def report(**changed: Any) -> RunReport:
 def promise(items_per_s: float) -> Prediction:
     """Two equal stages."""
     stage = StagePrediction(busy_s=8 / items_per_s, link_s=0.002, threads=None)
-    return Prediction((stage, stage), 8)
+    return Prediction((stage, stage), 8, stage.busy_s, 2 * (stage.busy_s + stage.link_s), "stage 0")
 
 
 def test_json_has_all_documented_fields(tmp_path: Path) -> None:
