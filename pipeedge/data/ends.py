@@ -30,7 +30,7 @@ from pipeedge.observe.token_figures import TextState
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["DataEnds", "ItemSource", "ItemStream", "ResultSink"]
+__all__ = ["DataEnds", "ItemSource", "ItemStream", "QueueStream", "ResultSink"]
 
 
 class ItemStream(Protocol):
@@ -57,6 +57,30 @@ class ItemStream(Protocol):
             InputError: An item cannot be read.
             Closed: The stream was closed meanwhile.
         """
+
+
+class QueueStream:
+    """A stream of what a queue makes when it is asked; no thread reads ahead.
+
+    Args:
+        wake: Lets the thread that waits for a microbatch look whether the stream is closed.
+    """
+
+    lanes: tuple[Lane, ...] = ()
+    fetching = ThreadState.IDLE
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._closed = False
+
+    def start(self, crew: Crew) -> None:
+        """Have the stream closed when the crew stops."""
+        crew.on_stop(self.close)
+
+    def close(self) -> None:
+        """Wake the thread that waits; no microbatch follows."""
+        self._closed = True
+        self._wake()
 
 
 class ItemSource(Protocol):

@@ -32,10 +32,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeedge.base.crew import Closed, Crew
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, RequestError
 from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.base.wording import count
+from pipeedge.data.ends import QueueStream
 from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
@@ -44,8 +45,7 @@ from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPar
 from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
-from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
-from pipeedge.observe.timeline import ThreadState
+from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.observe.token_figures import StepPace, TextState, TokenFigures
 from pipeedge.plan.cache_owners import CacheOwners
 
@@ -154,7 +154,7 @@ class KeptAnswer:
     """Hidden state [D] behind the last block, for each token of the answer."""
 
 
-class StepStream:
+class StepStream(QueueStream):
     """The steps of one epoch, as the thread that feeds takes them.
 
     Args:
@@ -162,26 +162,14 @@ class StepStream:
         takes_over: Whether the epoch takes over from another one, whose steps end first.
     """
 
-    lanes: tuple[Lane, ...] = ()
-    fetching = ThreadState.IDLE
-
     def __init__(self, queue: StepQueue, *, takes_over: bool = False) -> None:
+        super().__init__(queue.wake)
         self._queue = queue
         self._takes_over = takes_over
-        self._closed = False
 
     def following(self) -> StepStream:
         """Return the steps of an epoch that takes over."""
         return StepStream(self._queue, takes_over=True)
-
-    def start(self, crew: Crew) -> None:
-        """Stop waiting when ``crew`` is stopped."""
-        crew.on_stop(self.close)
-
-    def close(self) -> None:
-        """Wake the thread that waits for a step; there will be none."""
-        self._closed = True
-        self._queue.wake()
 
     def next(self, microbatch_size: int) -> StepGroup | None:
         """Wait for the next step; return None once the queue is drained.

@@ -22,7 +22,16 @@ from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError, RequestQueue
 
-__all__ = ["AskedCounts", "Asker", "Prepare", "disconnected", "wanted_timeout"]
+__all__ = [
+    "PROBE_S",
+    "RECENT_S",
+    "AskedCounts",
+    "Asker",
+    "Prepare",
+    "ThreadedAsker",
+    "disconnected",
+    "wanted_timeout",
+]
 
 _Result = TypeVar("_Result")
 
@@ -30,10 +39,10 @@ Prepare: TypeAlias = Callable[[range], Sequence[Item | InputError]]
 """Returns some items of a request, by their numbers, or why one of them is none."""
 
 _DEADLINE_HEADER = "x-request-timeout"
-_RECENT_S = 30.0
+RECENT_S = 30.0
 """Seconds since the last result for which the pipeline counts as healthy."""
-_PROBE_S = 5.0
-"""Seconds within which an item of the server's own must be answered."""
+PROBE_S = 5.0
+"""Seconds within which an item, or a token, of the server's own must be answered."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,26 @@ class AskedCounts:
         return replace(self, failures=self.failures + 1, failures_s=self.failures_s + seconds)
 
 
-class Asker:
+class ThreadedAsker:
+    """An asker with threads for what takes too long for the event loop.
+
+    Args:
+        name: Name of the threads.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._workers = ThreadPoolExecutor(read_threads(), name)
+
+    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Return what ``work`` does, which takes too long for the loop."""
+        return await asyncio.wrap_future(self._workers.submit(work))
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+
+class Asker(ThreadedAsker):
     """Turns requests into items, and items into answers.
 
     Args:
@@ -69,10 +97,10 @@ class Asker:
     def __init__(
         self, service: QueuedModel, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__("prepare")
         self.service = service
         self._timeout_s = timeout_s
         self._clock = clock
-        self._workers = ThreadPoolExecutor(read_threads(), "prepare")
         self.asked = AskedCounts()
         """Counts of requests to the model."""
 
@@ -128,21 +156,13 @@ class Asker:
 
     async def is_healthy(self, request: Request) -> bool:
         """Return whether the pipeline answers: a result came lately, or an item of our own has one soon."""
-        if self.service.queue.seconds_since_result() < _RECENT_S:
+        if self.service.queue.seconds_since_result() < RECENT_S:
             return True
         try:
-            await self._answers(request, 1, lambda _: [self.service.probe()], _PROBE_S)
+            await self._answers(request, 1, lambda _: [self.service.probe()], PROBE_S)
         except (PipeEdgeError, HttpError):
             return False
         return True
-
-    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Return what ``work`` does, which takes too long for the loop."""
-        return await asyncio.wrap_future(self._workers.submit(work))
-
-    def close(self) -> None:
-        """Stop the threads that prepare."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
 
 
 class _Question:

@@ -29,6 +29,7 @@ from pipeedge.serve.requests import RequestQueue
 from pipeedge.serve.served_text import OpenText, ServedText
 
 if TYPE_CHECKING:  # its packages may be missing
+    from pipeedge.serve.asking import ThreadedAsker
     from pipeedge.serve.http_server import HttpServer
 
 __all__ = ["HttpEnds"]
@@ -86,7 +87,7 @@ class HttpEnds:
         )
         server = HttpServer(make_application(asker, watch, limits), listener)
         self._queue = queue
-        sink = _ServedSink(queue, server, lambda: self._warn(f"answers at {settings.url}"))
+        sink = _ServedSink(queue, server, asker, lambda: self._warn(f"answers at {settings.url}"))
         state = None if isinstance(queue, RequestQueue) else queue.state
         return DataEnds(queue, sink, watcher=watch, text=state)
 
@@ -108,9 +109,16 @@ class _ServedSink:
 
     unfinished: Path | None = None
 
-    def __init__(self, queue: RequestQueue | StepQueue, server: HttpServer, tell: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        queue: RequestQueue | StepQueue,
+        server: HttpServer,
+        asker: ThreadedAsker,
+        tell: Callable[[], None],
+    ) -> None:
         self._queue = queue
         self._server = server
+        self._asker = asker
         self._tell = tell
 
     @property
@@ -141,6 +149,7 @@ class _ServedSink:
         """Fail what has no answer, and stop when the last replies are sent."""
         self._queue.__exit__(kind, error, traceback)
         self._server.stop()
+        self._asker.close()
 
 
 def _open_to_all(settings: ServeRequest) -> str:

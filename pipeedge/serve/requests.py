@@ -22,14 +22,14 @@ from types import TracebackType
 
 import torch
 
-from pipeedge.base.crew import Closed, Crew
+from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, PipeEdgeError, RequestError, one_line
 from pipeedge.base.payload import PixelTable
 from pipeedge.base.wording import count
+from pipeedge.data.ends import QueueStream
 from pipeedge.data.items import Item
 from pipeedge.data.source import Microbatch, SkippedItem
-from pipeedge.observe.lanes import DEFAULT_ROWS, Lane
-from pipeedge.observe.timeline import ThreadState
+from pipeedge.observe.lanes import DEFAULT_ROWS
 from pipeedge.serve.backlog import Backlog
 from pipeedge.serve.batching import BatchLimits
 from pipeedge.serve.in_flight import Entry, QueueState, RequestGroup, deliver, found_of_items
@@ -492,23 +492,16 @@ def _fail_all(requests: Sequence[PendingAnswers], error: PipeEdgeError) -> None:
         answers.cancel(error)
 
 
-class RequestStream:
+class RequestStream(QueueStream):
     """Microbatches of requests, for the thread that feeds the pipeline.
 
     Args:
         queue: Queue of the requests.
     """
 
-    lanes: tuple[Lane, ...] = ()
-    fetching = ThreadState.IDLE
-
     def __init__(self, queue: RequestQueue) -> None:
+        super().__init__(queue.wake)
         self._queue = queue
-        self._closed = False
-
-    def start(self, crew: Crew) -> None:
-        """Have the stream closed when the crew stops."""
-        crew.on_stop(self.close)
 
     def following(self) -> RequestStream:
         """Return this stream, from which another plan takes what follows."""
@@ -521,8 +514,3 @@ class RequestStream:
             Closed: The stream was closed.
         """
         return self._queue.next_group(microbatch_size, lambda: self._closed)
-
-    def close(self) -> None:
-        """Wake the thread that waits."""
-        self._closed = True
-        self._queue.wake()

@@ -73,7 +73,7 @@ class Routes:
         """Answer ``POST /v1/embeddings``."""
         body = decode_body(await request.body(), EmbeddingsBody)
         self._must_give("vector")
-        self._check_model(body.model)
+        self._asker.service.check_name(body.model)
         if body.encoding_format not in ("float", "base64"):
             raise InputError(f"encoding_format {excerpt(body.encoding_format)}: use float or base64")
         inputs: Sequence[object] = body.input if isinstance(body.input, list) else [body.input]
@@ -236,7 +236,7 @@ class Routes:
     async def rank(self, request: Request) -> Response:
         """Answer ``POST /v1/rerank``."""
         body = decode_body(await request.body(), RankBody)
-        self._check_model(body.model)
+        self._asker.service.check_name(body.model)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         scores = _sigmoid(
             await self._relevance(request, body.query, texts, "documents", truncate=body.truncate)
@@ -350,15 +350,6 @@ class Routes:
             "tokens": "classifies every token: ask /v2",
         }
         raise InputError(f"{self._model.name} {suited[self._model.output_kind]}")
-
-    def _check_model(self, name: str) -> None:
-        """Refuse a request for another model.
-
-        Raises:
-            InputError: ``name`` is another one.
-        """
-        if name and not self._asker.service.is_named(name):
-            raise InputError(f"model {excerpt(name)} is not served: ask for {self._model.name}, or for none")
 
     async def _sentences(
         self,

@@ -13,8 +13,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -24,11 +23,10 @@ from starlette.requests import Request
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PipeEdgeError, RequestError, one_line
 from pipeedge.base.wording import count
-from pipeedge.data import read_threads
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
-from pipeedge.serve.asking import disconnected, wanted_timeout
+from pipeedge.serve.asking import PROBE_S, RECENT_S, ThreadedAsker, disconnected, wanted_timeout
 from pipeedge.serve.pending import EndedError
 from pipeedge.serve.replies import HttpError
 from pipeedge.serve.requests import ExpiredError, QueueFullError
@@ -36,17 +34,13 @@ from pipeedge.serve.served_text import ServedText
 
 __all__ = ["TextAsker", "TextQuestion"]
 
-_PROBE_S = 5.0
-"""Seconds within which a token of the server's own must come."""
-_RECENT_S = 30.0
-"""Seconds since the last token for which the pipeline counts as healthy."""
 _LONGEST_RETRY_S = 60
 
 _Told: TypeAlias = tuple[int, Piece | WrittenAnswer | RequestError] | BaseException | None
 """What is told of a sequence; an error that ended the run; or None when the client has left."""
 
 
-class TextAsker:
+class TextAsker(ThreadedAsker):
     """Turns requests into prompts, and prompts into answers.
 
     Args:
@@ -56,10 +50,10 @@ class TextAsker:
     """
 
     def __init__(self, service: ServedText, timeout_s: float, max_waiting: int) -> None:
+        super().__init__("prompts")
         self.service = service
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
-        self._workers = ThreadPoolExecutor(read_threads(), "prompts")
         self._numbers = itertools.count()
         self._answer_s = 1.0
         self._token_at = -math.inf
@@ -67,10 +61,6 @@ class TextAsker:
     def next_number(self) -> int:
         """Return a number for a prompt, by which those without a seed get random numbers of their own."""
         return next(self._numbers)
-
-    async def prepared(self, make: Callable[[], list[Prompt]]) -> list[Prompt]:
-        """Return prompts that a thread has made: templates and tokenizers take too long for the loop."""
-        return await asyncio.wrap_future(self._workers.submit(make))
 
     def ask(self, request: Request, prompts: Sequence[Prompt]) -> TextQuestion:
         """Ask for the answers to prompts; use the question as a context manager.
@@ -101,20 +91,16 @@ class TextAsker:
 
     async def is_healthy(self, request: Request) -> bool:
         """Return whether the pipeline answers: a token came lately, or one of our own does soon."""
-        if time.monotonic() - self._token_at < _RECENT_S:
+        if time.monotonic() - self._token_at < RECENT_S:
             return True
         probe = Prompt((0,), Sampling(temperature=0, max_tokens=1))
         try:
-            with anyio.fail_after(_PROBE_S), TextQuestion(self, request, [probe], _PROBE_S) as question:
+            with anyio.fail_after(PROBE_S), TextQuestion(self, request, [probe], PROBE_S) as question:
                 async for _ in question.told():
                     pass
         except (PipeEdgeError, HttpError, TimeoutError):
             return False
         return True
-
-    def close(self) -> None:
-        """Stop the threads that prepare."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
 
 
 class TextQuestion:

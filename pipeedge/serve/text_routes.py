@@ -104,9 +104,9 @@ class TextRoutes:
         if _LAST_EVENT_HEADER in request.headers:
             return self._again(request)
         body = decode_body(await request.body(), ChatBody)
-        self._check_model(body.model)
+        self._asker.service.check_name(body.model)
         document = {**body.conversation, **sampling_fields(body)}
-        prompts = await self._asker.prepared(lambda: [self._prompt(document)])
+        prompts = await self._asker.in_thread(lambda: [self._prompt(document)])
         form = partial(
             ChatReply,
             f"chatcmpl-{uuid.uuid4().hex}",
@@ -123,7 +123,7 @@ class TextRoutes:
         if _LAST_EVENT_HEADER in request.headers:
             return self._again(request)
         body = decode_body(await request.body(), CompletionBody)
-        self._check_model(body.model)
+        self._asker.service.check_name(body.model)
         if not body.prompts:
             raise InputError("prompt has no texts")
         options = sampling_fields(body)
@@ -145,7 +145,7 @@ class TextRoutes:
             **_wishes(body.stream, body.stream_options),
             wants_logprobs=body.logprobs is not None,
         )
-        prompts = await self._asker.prepared(make)
+        prompts = await self._asker.in_thread(make)
         return await self._reply(request, prompts, form, streams=bool(body.stream))
 
     async def responses(self, request: Request) -> Response:
@@ -153,14 +153,14 @@ class TextRoutes:
         if _LAST_EVENT_HEADER in request.headers:
             return self._again(request)
         body = decode_body(await request.body(), ResponseBody)
-        self._check_model(body.model)
+        self._asker.service.check_name(body.model)
         document: dict[str, Any] = {"messages": _conversation(body)}
         for name in ("temperature", "top_p"):
             if getattr(body, name) is not None:
                 document[name] = getattr(body, name)
         if body.max_output_tokens is not None:
             document["max_tokens"] = body.max_output_tokens
-        (prompt,) = await self._asker.prepared(lambda: [self._prompt(document)])
+        (prompt,) = await self._asker.in_thread(lambda: [self._prompt(document)])
         echoed = {
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -171,15 +171,6 @@ class TextRoutes:
         }
         form = partial(ResponseReply, uuid.uuid4().hex, self._model.name, int(time.time()), echoed, time.time)
         return await self._reply(request, [prompt], form, streams=bool(body.stream))
-
-    def _check_model(self, name: str) -> None:
-        """Refuse a request for another model.
-
-        Raises:
-            InputError: ``name`` is another one.
-        """
-        if name and not self._asker.service.is_named(name):
-            raise InputError(f"model {excerpt(name)} is not served: ask for {self._model.name}, or for none")
 
     def _prompt(self, document: Mapping[str, Any], name: str = "") -> Prompt:
         """Return a prompt; errors are about the request, or the prompt with this name in it."""

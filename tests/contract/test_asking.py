@@ -61,7 +61,7 @@ def asker(queue: RequestQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_probe_that_fails_leaves_the_queue(
     queue: RequestQueue, asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_PROBE_S", 0.01)
+    monkeypatch.setattr(asking, "PROBE_S", 0.01)
 
     async def probe() -> bool:
         return await asker.is_healthy(Request())  # type: ignore[arg-type]

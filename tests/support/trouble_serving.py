@@ -32,7 +32,6 @@ from pipeedge.serve.gate import GateLimits, read_keys
 from pipeedge.serve.http_ends import HttpEnds
 from pipeedge.serve.queued_model import QueuedModel
 from pipeedge.serve.requests import RequestQueue
-from pipeedge.serve.routes import Routes
 from pipeedge.serve.tensors import read_tensors
 from pipeedge.serve.zero_shot import hypotheses
 
@@ -169,7 +168,7 @@ def decoded(inputs: list[dict[str, Any]]) -> object:
 @says("model other is not served: ask for vit-digits, or for none")
 def _other_model(patch: Patch) -> str:
     asker = Asker(service(), timeout_s=0.05)
-    return refused(lambda: Routes(asker)._check_model("other"))
+    return refused(lambda: asker.service.check_name("other"))
 
 
 @says("candidate_labels: … knows its own classes only; …")
