@@ -47,7 +47,6 @@ from pipeedge.control.messages import (
     Retire,
     Run,
     Stopped,
-    Verdict,
 )
 
 __all__ = ["EpochMember", "MemberStep", "Report"]
@@ -71,7 +70,7 @@ class MemberStep(enum.Enum):
     STOPPING = "stopping"
     """The rank ends its threads and closes its links."""
     ENDED = "ended"
-    """The session is complete, or has failed."""
+    """The session is complete."""
 
 
 _FOLLOWED = (MemberStep.RUNNING, MemberStep.PASSED)
@@ -100,7 +99,7 @@ class EpochMember:
         self.latest = 0
         """Number of the latest epoch in which this rank has had a part; 0 before the first."""
         self.ended = False
-        """Whether the session is complete, or has failed."""
+        """Whether the session is complete."""
         self._parts: dict[int, MemberStep] = {}
         self._broken: set[int] = set()  # epochs of which the loss of a link has been reported
 
@@ -113,13 +112,13 @@ class EpochMember:
         """Return the present step of this rank in an epoch."""
         return MemberStep.ENDED if self.ended else self._parts.get(epoch, MemberStep.SPARE)
 
-    def heard(self, message: Prepare | Run | Retire | Abort | Complete | Verdict) -> None:
+    def heard(self, message: Prepare | Run | Retire | Abort | Complete) -> None:
         """Follow the hub. The caller then does what the table says.
 
         Raises:
             ValueError: The hub breaks the protocol.
         """
-        if isinstance(message, Complete | Verdict):  # they may come at any time
+        if isinstance(message, Complete):  # it may come at any time
             self.ended = True
             return
         epoch, before = message.epoch, self.step(message.epoch)

@@ -22,8 +22,6 @@ from pipeedge.control.telemetry import summary
 
 __all__ = ["Losses"]
 
-_STOPS = (Step.STOPPING, Step.DROPPING)
-
 
 class Losses:
     """Losses of a session, from its beginning to its end.
@@ -149,7 +147,7 @@ class Losses:
             return outgoing
         cause = f"has not stopped within {figure(self._patience_s)} s what it computes for a failed plan"
         for rank in sorted({rank for _, rank in epochs.attempts.awaited}):
-            if epochs.step in _STOPS:
+            if epochs.stopping_since is not None:
                 stuck = Failure(FailureKind.STUCK, cause, rank, self.roster.name(rank))
                 outgoing += self.lost(rank, stuck, now)
         return outgoing

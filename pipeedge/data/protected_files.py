@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pipeedge.base.files import InputPath, OutputFile, check_outputs
+from pipeedge.base.files import InputPath, OutputFile, check_outputs, check_writable
 from pipeedge.data.imagenet import is_data_file
 from pipeedge.data.images import is_image
 from pipeedge.data.opening import expanded
+from pipeedge.data.results import check_output_path
 from pipeedge.models.outline import Outline
 from pipeedge.request.config import RunRequest
 from pipeedge.request.files import STANDARD_INPUT, STANDARD_OUTPUT, InputRequest, OutputRequest
 from pipeedge.request.scheduling import ScheduleRequest
 
-__all__ = ["COMPANIONS", "check_run_outputs", "input_paths", "model_paths"]
+__all__ = ["COMPANIONS", "check_run_outputs", "check_written_outputs", "input_paths", "model_paths"]
 
 COMPANIONS = frozenset(
     {
@@ -58,6 +59,19 @@ def check_run_outputs(
             *_schedule_paths(request.schedule),
         ],
     )
+
+
+def check_written_outputs(
+    request: RunRequest, model: Outline, others: Iterable[OutputFile] = ()
+) -> frozenset[Path]:
+    """Check that results, report and trace can be written, as ``check_run_outputs`` and beyond that."""
+    replaced = check_run_outputs(request, model, others)
+    for option, path in (("--report", request.output.report), ("--trace", request.output.trace)):
+        if path is not None:
+            check_writable(path, option)
+    if request.results is not None:
+        check_output_path(request.results, model)
+    return replaced
 
 
 def _outputs(request: OutputRequest) -> Iterator[OutputFile]:

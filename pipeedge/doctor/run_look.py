@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeedge.base.errors import PipeEdgeError, WeightsError, one_line
-from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.files import OutputFile
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
 from pipeedge.doctor.findings import ok
@@ -181,21 +181,14 @@ def _check_outputs(
     Raises:
         PipeEdgeError: One cannot.
     """
-    from pipeedge.data.protected_files import check_run_outputs
-    from pipeedge.data.results import check_output_path
+    from pipeedge.data.protected_files import check_written_outputs
     from pipeedge.observe.monitoring import metrics_files
 
     output = request.output
-    check_run_outputs(
+    check_written_outputs(
         request, model, [*outputs, *metrics_files(request.metrics.directory, request.world.rank)]
     )
     results = None if request.prints_results else output.results
-    if results is not None:
-        check_output_path(results, model)
-    if output.report is not None:
-        check_writable(output.report, "--report")
-    if output.trace is not None:
-        check_writable(output.trace, "--trace")
     named = [str(path) for path in (results, output.report, output.trace) if path is not None]
     if named:
         notes.add_own(ok("output", f"{' and '.join(named)} can be written"))

@@ -67,6 +67,9 @@ def compose(
         stage: Stage of this rank, or None.
         monitor: Takes a sample of each microbatch, if anybody wants them.
         before: The parts of this rank in the epoch before, while that still runs.
+
+    Raises:
+        PeerError: The links do not open.
     """
     rank, plan = epoch.rank, epoch.plan
     stage_before, data_before = (None, None) if before is None else (before.stage, before.data)

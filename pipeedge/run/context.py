@@ -203,47 +203,34 @@ class RankContext:
         finally:
             timer.cancel()
 
-    def wait_for_value(self, name: str, make: Callable[[], _Value]) -> _Value:
-        """Return what ``make`` does in a separate thread, unless the run fails first.
-
-        A dead disk blocks the thread that reads from it for ever, and this rank must end.
-
-        Args:
-            name: Name of the thread.
-            make: Makes the value.
-
-        Raises:
-            BaseException: What ``make`` raises, or the reason why the run has failed meanwhile.
-        """
-        made: list[_Value] = []
-        self.wait_in_thread(self.crew, name, lambda: made.append(make()))
-        return made[0]
-
     def wait_in_thread(
-        self, crew: Crew, name: str, wait: Callable[[], None], too_long: str | None = None
-    ) -> None:
-        """Call ``wait``, which waits for peers, in a separate thread, and return when it has.
+        self, crew: Crew, name: str, work: Callable[[], _Value], too_long: str | None = None
+    ) -> _Value:
+        """Return what ``work``, which may block, does in a separate thread, unless the run fails first.
 
-        When one of the peers dies, torch may go on waiting, but this rank must end.
+        A dead disk blocks the thread that reads from it for ever, and when a peer dies, torch may go on
+        waiting. But this rank must end.
 
         Args:
             crew: Crew of the thread.
             name: Name of the thread.
-            wait: Waits for peers.
+            work: Reads, or waits for peers.
             too_long: Message for when it takes longer than a dead link may, or None if it may take as long as
                 the peers live.
 
         Raises:
             DeadlineError: It took too long.
+            BaseException: What ``work`` raises, or the reason why the run has failed meanwhile.
         """
+        done: list[_Value] = []
         try:
-            crew.start(name, wait)
+            crew.start(name, lambda: done.append(work()))
         except RuntimeError:  # Python ends, and starts no thread any more
-            wait()
-            return
+            return work()
         limit_s = Limits.within(self.request.world.timeout_s).stall_s if too_long is not None else None
         if not crew.wait(limit_s):
             raise DeadlineError(f"{too_long} ({limit_s:.1f} s)")
+        return done[0]
 
 
 @dataclass(frozen=True)
@@ -266,8 +253,8 @@ class EpochContext:
         """Number of the epoch."""
         return self.order.epoch
 
-    def wait_for_links(self, interface: str, connect: Callable[[], None]) -> None:
-        """Call ``connect``, which waits for other ranks.
+    def wait_for_links(self, interface: str, connect: Callable[[], _Value]) -> _Value:
+        """Return what ``connect`` does, which waits for other ranks.
 
         Raises:
             PeerError: The links do not open.
@@ -275,7 +262,7 @@ class EpochContext:
         me = self.rank.rank
         peers = ", ".join(str(rank) for rank in self.plan.participants if rank != me)
         with self.activity.busy("connecting to its peers"):
-            self.rank.wait_in_thread(
+            return self.rank.wait_in_thread(
                 self.crew,
                 "connect",
                 connect,

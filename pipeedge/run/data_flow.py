@@ -17,12 +17,12 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
-from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.files import OutputFile
 from pipeedge.data import DataEnds, ItemStream, open_run_input
 from pipeedge.data.agreement import Agreement, Outputs, agreement, joined, outputs_by_block
 from pipeedge.data.fingerprint import input_fingerprint
-from pipeedge.data.protected_files import check_run_outputs
-from pipeedge.data.results import ResultWriter, check_output_path
+from pipeedge.data.protected_files import check_written_outputs
+from pipeedge.data.results import ResultWriter
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype, stream_dtype
@@ -55,17 +55,11 @@ def open_data_ends(request: RunRequest, model: Model, metrics: Sequence[OutputFi
         PipeEdgeError: One of the files cannot be used.
     """
     output = request.output
-    replaced = check_run_outputs(request, model, metrics)
-    if output.report is not None:
-        check_writable(output.report, "--report")
-    if output.trace is not None:
-        check_writable(output.trace, "--trace")
+    replaced = check_written_outputs(request, model, metrics)
     if output.check_items:
         with _naming("--check computes in float32"):
             model.check_weights(request.model.weights)
     results = request.results
-    if results is not None:
-        check_output_path(results, model)
     source = open_run_input(request, model)
     held_out = None
     if request.schedule.held_out:

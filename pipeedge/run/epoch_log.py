@@ -120,7 +120,7 @@ class EpochLog:
         """Note that an epoch gets what follows, beside one that goes on until the rest has passed."""
         collected, ledger = self._progress.collected, self._progress.ledger
 
-        def came(at: float) -> None:
+        def on_first(at: float) -> None:
             began = ledger.began_at
             since = self._last_sign(at)
             record = EpochRecord(
@@ -142,7 +142,7 @@ class EpochLog:
                 f"whose result came {at - since:.2f} s after {after}"
             )
 
-        collected.change(epoch, came)
+        collected.change(epoch, on_first)
         ledger.change(epoch, _window(plan))
 
     def runs(self) -> None:
@@ -154,7 +154,7 @@ class EpochLog:
         preparing_s = now - self._prepared_at if self._silent_since is not None else 0.0
         record = replace(record, started_s=0.0 if began is None else now - began, preparing_s=preparing_s)
 
-        def came(at: float) -> None:
+        def on_first(at: float) -> None:
             if self._silent_since is None:
                 return
             collected.epochs[-1] = replace(record, filling_s=max(0.0, at - now))
@@ -164,12 +164,12 @@ class EpochLog:
                 self._watcher.goes_on(seconds, self._repeated)
             self._silent_since, self._repeated = None, 0
 
-        collected.restart(came)
+        collected.restart(on_first)
         collected.epochs.append(record)
         if self._exporter is not None:
             self._exporter.add_epoch(record)
         if self._watcher is not None and not self._repeated:
-            collected.went_on(now)  # nobody waits for a result
+            collected.report_first(now)  # nobody waits for a result
 
     def _again(self) -> str:
         """Return what is computed again since results were missing, in the units of the run."""

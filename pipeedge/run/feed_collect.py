@@ -180,7 +180,7 @@ class Collector:
                 packet.lease.release()
                 continue
             batch, sent_at = taken
-            collected.came(now, self._ledger.began_at, sent_at, packet.items, epoch=epoch)
+            collected.add_result(now, self._ledger.began_at, sent_at, packet.items, epoch=epoch)
             if decode is not None:
                 packet = decode(packet)
                 self.lane.enter(ThreadState.WRITE)

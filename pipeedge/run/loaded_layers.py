@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,10 +80,9 @@ class LoadedLayers:
             present = self._taken if beside else None
             self._loaded = None  # for an epoch that was stopped meanwhile
             if found is None:
-                self._held, self._loading = () if present is None else (present,), True
+                self._held = () if present is None else (present,)
         if found is None:
-            context.program.threads.start("load", lambda: self._load(context, plan, crew, present))
-            self._wait(crew)
+            self._load(context, crew, "load", lambda: self._load_stage(context, plan, crew, present))
         with self._changed:
             if found is None:
                 found, self._loaded = self._loaded, None
@@ -105,24 +105,14 @@ class LoadedLayers:
         """
         crew.on_stop(self._wake)
         self._wait(crew)
-        with self._changed:
-            self._loading = self._ends is None
         if self._ends is None:
-            context.program.threads.start("load ends", lambda: self._load_ends(context, plan))
-            self._wait(crew)
+            self._load(context, crew, "load ends", lambda: self._load_ends(context, plan))
         if self._ends is None:
             raise RuntimeError("nothing was loaded, and nothing has failed")
         return self._ends
 
     def _load_ends(self, context: RankContext, plan: Plan) -> None:
-        ends, error = None, None
-        try:
-            ends = load_ends(context, plan)
-        except BaseException as failure:  # kept whole, to be raised in the thread that waits
-            error = failure
-        with self._changed:
-            self._ends, self._error, self._loading = ends, error, False
-            self._changed.notify_all()
+        self._ends = load_ends(context, plan)
 
     def keep_last(self) -> None:
         """Free all but what was taken last."""
@@ -142,22 +132,33 @@ class LoadedLayers:
             if self._taken_before is not None:
                 self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
 
-    def _load(self, context: RankContext, plan: Plan, crew: Crew, beside: LoadedStage | None) -> None:
-        loaded, error = None, None
+    def _load_stage(self, context: RankContext, plan: Plan, crew: Crew, beside: LoadedStage | None) -> None:
         fraction = 1.0 if beside is None else _BESIDE
         pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
         if beside is not None and sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        try:
-            loaded = load_stage(context, plan, self._device, beside=beside, pause=pacing.pause)
-        except BaseException as failure:  # kept whole, to be raised in the thread that waits
-            error = failure
+        loaded = load_stage(context, plan, self._device, beside=beside, pause=pacing.pause)
+        if loaded is not None:
+            with self._changed:
+                self._loaded, self._held = loaded, (*self._held, loaded)
+
+    def _load(self, context: RankContext, crew: Crew, name: str, work: Callable[[], None]) -> None:
+        """Load something in a thread of its own, and wait until it is there, or ``crew`` is stopped."""
+
+        def load() -> None:
+            error = None
+            try:
+                work()
+            except BaseException as failure:  # kept whole, to be raised in the thread that waits
+                error = failure
+            with self._changed:
+                self._error, self._loading = error, False
+                self._changed.notify_all()
+
         with self._changed:
-            self._loaded = loaded
-            if loaded is not None:
-                self._held += (loaded,)
-            self._error, self._loading = error, False
-            self._changed.notify_all()
+            self._loading = True
+        context.program.threads.start(name, load)
+        self._wait(crew)
 
     def _pause(self, crew: Crew, seconds: float) -> None:
         """Wait for some time, or until nobody needs what is loaded any longer."""

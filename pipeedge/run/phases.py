@@ -1,10 +1,10 @@
 """The phases of a rank's run, each a function from values to values, in the order in which they happen.
 
-    prepare ──> agree ──> connect ──> load_stage ──> open_parts ──> stream ──> close_links
+    prepare ──> agree ──> connect ──> load_stage ──> compose ──> stream ──> close_links
      Prepared    Plan      the group   LoadedStage    Composition    results
 
 ``run.pipeline`` joins the first two, ``run.rank_epochs`` the others, once for each epoch. ``run.loading`` has
-``load_stage``, and ``run.outcome`` what follows.
+``load_stage``, ``run.composition`` has ``compose``, and ``run.outcome`` what follows.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 from pipeedge.base.errors import PeerError
 from pipeedge.base.wording import printable
 from pipeedge.control.forms import GoingOn
-from pipeedge.control.hub_client import HubClient
 from pipeedge.models.decoder import DecoderModel
-from pipeedge.observe.monitoring import KEYS, Exporter, Monitor, check_metrics_dir, metrics_files
+from pipeedge.observe.monitoring import KEYS, Exporter, check_metrics_dir, metrics_files
 from pipeedge.plan.planning import Plan
-from pipeedge.run.composition import Composition, compose
+from pipeedge.run.composition import Composition
 from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import Decider, RunSession, find_facts, find_weights
-from pipeedge.run.linked_stage import LoadedStage
 from pipeedge.run.stage import resolve_device
 from pipeedge.transport.base import Rendezvous
 from pipeedge.transport.interfaces import (
@@ -44,7 +42,6 @@ __all__ = [
     "agree",
     "close_links",
     "connect",
-    "open_parts",
     "prepare",
     "results_kept",
     "stream",
@@ -66,7 +63,7 @@ def prepare(context: RankContext) -> Iterator[Prepared]:
     request = context.request
     with ExitStack() as stack:
         with context.activity.loading("reading its weights", 0):
-            weights = context.wait_for_value("read", lambda: _look_at_weights(context))
+            weights = context.wait_in_thread(context.crew, "read", lambda: _look_at_weights(context))
         device = resolve_device(request.model.device)
         interface = choose_interface(request.world.socket_ifname, request.world.addr, request.world.port)
         place = None
@@ -179,35 +176,6 @@ def connect(epoch: EpochContext, interface: str) -> None:
     rendezvous = Rendezvous(world.addr, plan.participants, order.places, timeout_s, order.epoch, order.token)
     # Everybody who has the plan connects at once, so who does not answer cannot be reached.
     epoch.wait_for_links(interface, lambda: transport.open(rendezvous))
-
-
-def open_parts(
-    epoch: EpochContext,
-    member: HubClient,
-    prepared: Prepared,
-    stage: LoadedStage | None,
-    monitor: Monitor,
-    before: Composition | None,
-) -> Composition:
-    """Make the parts of this rank and connect their links.
-
-    Args:
-        epoch: This rank in the epoch.
-        member: Connection to the hub.
-        prepared: What this rank has opened.
-        stage: Stage of this rank, or None.
-        monitor: Takes the samples of the metrics.
-        before: The parts of this rank in the epoch before, while that still runs.
-
-    Raises:
-        PeerError: The links do not open.
-    """
-    made: list[Composition] = []
-    epoch.wait_for_links(
-        prepared.interface,
-        lambda: made.append(compose(epoch, member, prepared, stage, monitor, before)),
-    )
-    return made[0]
 
 
 @contextmanager

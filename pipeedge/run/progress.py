@@ -53,14 +53,16 @@ class Collected:
         """Prepare for an epoch beside the present one, and have its first result reported."""
         self._next = (epoch, on_first)
 
-    def came(self, now: float, began_at: float | None, sent_at: float, items: int, *, epoch: int = 0) -> None:
-        """Note that a result has come."""
+    def add_result(
+        self, now: float, began_at: float | None, sent_at: float, items: int, *, epoch: int = 0
+    ) -> None:
+        """Add a result to the statistics."""
         if self._next is not None and self._next[0] == epoch:
             self.restart(self._next[1])
         self.latencies.append(now - sent_at)
         if began_at is not None:
             self.elapsed_s = now - began_at
-        self.went_on(now)
+        self.report_first(now)
         self.last_at = now
         self._items += items
         if self._first_at is None:
@@ -68,8 +70,8 @@ class Collected:
         else:
             self._items_after_first += items
 
-    def went_on(self, now: float) -> None:
-        """Report the first result of an epoch, or that none is waited for."""
+    def report_first(self, now: float) -> None:
+        """Report the first result of an epoch, unless that was done; or that none is waited for."""
         on_first, self.on_first = self.on_first, None
         if on_first is not None:
             on_first(now)

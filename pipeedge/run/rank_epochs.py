@@ -46,14 +46,14 @@ from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.monitoring import Monitor
-from pipeedge.run.composition import Composition, open_monitor
+from pipeedge.run.composition import Composition, compose, open_monitor
 from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import RunSession
 from pipeedge.run.epoch_log import EpochLog
 from pipeedge.run.loaded_layers import LoadedLayers
 from pipeedge.run.loading import begin_text
 from pipeedge.run.outcome import finish, make_recording
-from pipeedge.run.phases import connect, open_parts, results_kept, stream, tell_plan
+from pipeedge.run.phases import connect, results_kept, stream, tell_plan
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.report.run_report import RunReport
@@ -262,13 +262,10 @@ class _Rank:
         if self._monitor is None:
             self._monitor = open_monitor(self._context, plan, prepared.exporter)
             self.observed.enter_context(self._monitor)
-        parts = open_parts(
-            epoch,
-            self._session.member,
-            prepared,
-            stage,
-            self._monitor,
-            None if before is None else before.parts,
+        member, monitor = self._session.member, self._monitor
+        parts_before = None if before is None else before.parts
+        parts = epoch.wait_for_links(
+            prepared.interface, lambda: compose(epoch, member, prepared, stage, monitor, parts_before)
         )
         turn.parts = parts
         keep_freed_memory()  # not before: what loading frees is returned

@@ -16,7 +16,7 @@ import torch
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.errors import InputError, RequestError
-from pipeedge.base.files import OutputFile, check_writable
+from pipeedge.base.files import OutputFile
 from pipeedge.base.streams import print_result
 from pipeedge.base.text_lengths import TextLengths
 from pipeedge.data import DataEnds, Microbatch
@@ -30,8 +30,7 @@ from pipeedge.data.prompts import (
     read_generation_defaults,
     read_prompts,
 )
-from pipeedge.data.protected_files import check_run_outputs
-from pipeedge.data.results import check_output_path
+from pipeedge.data.protected_files import check_written_outputs
 from pipeedge.data.source import SkippedItem
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.data.unfinished import Found
@@ -72,13 +71,8 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
     Raises:
         PipeEdgeError: One of the files cannot be used, or a prompt cannot be run.
     """
-    replaced = check_run_outputs(request, model, metrics)
-    for option, path in (("--report", request.output.report), ("--trace", request.output.trace)):
-        if path is not None:
-            check_writable(path, option)
+    replaced = check_written_outputs(request, model, metrics)
     results = request.results
-    if results is not None:
-        check_output_path(results, model)
     maker = TextMaker.open(request, model)
     rows = open_prompts(request, model, maker)
     found: Found | None = None

@@ -37,11 +37,11 @@ def test_a_change_while_nothing_is_asked_costs_no_time(fed_at: float, waited_s: 
     ledger, collected = progress.ledger, progress.collected
     ledger.begin(0.0)
     ledger.feed(0, batch(0), 99.0)
-    collected.came(100.0, 0.0, 99.0, 1, epoch=1)
+    collected.add_result(100.0, 0.0, 99.0, 1, epoch=1)
     ledger.wrote(0)
     log.changes(2, BETTER)
     ledger.feed(1, batch(1), fed_at)
-    collected.came(3700.0, 0.0, fed_at, 1, epoch=2)
+    collected.add_result(3700.0, 0.0, fed_at, 1, epoch=2)
     assert collected.epochs[-1].filling_s == waited_s
     assert f"whose result came {waited_s:.2f} s after" in lines[-1]
     assert watch.epoch == EpochState(number=2)
@@ -60,7 +60,7 @@ def test_each_epoch_is_measured_beside_its_own_prediction() -> None:
     def results(numbers: range, seconds: float, *, epoch: int) -> None:
         for number in numbers:
             ledger.feed(number, batch(number), number * seconds)
-            collected.came(number * seconds, 0.0, number * seconds, 8, epoch=epoch)
+            collected.add_result(number * seconds, 0.0, number * seconds, 8, epoch=epoch)
             ledger.wrote(number)
 
     results(range(5), 2.0, epoch=1)  # 4 items/s, although 40 were predicted
