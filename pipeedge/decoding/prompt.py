@@ -110,13 +110,6 @@ class PromptMaker:
             tokens = self._encode_messages(messages, list(tools.shown) or None, options)
             return replace(self._prompt(tokens, sampling, item, source), tools=tools)
 
-    def from_tokens(
-        self, tokens: object, sampling: Sampling, item: int = 0, source: str = "prompt"
-    ) -> Prompt:
-        """Return token ids as a prompt."""
-        with _named(source):
-            return self._prompt(_token_ids("prompt_token_ids", tokens), sampling, item, source)
-
     def _tokens(self, kind: str, value: object) -> list[int]:
         if kind == "prompt" and isinstance(value, str):
             return self._encode(value)

@@ -67,7 +67,6 @@ Digest: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 FileName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_PART}(/{_PART})?$")]
 """Path of a file within a model directory: it never leads out of it."""
-PlainName: TypeAlias = Annotated[str, Meta(pattern=rf"^{_PART}$")]
 LongText: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
 Key: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
 Address: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:%_-]{0,127}$")]

@@ -51,7 +51,6 @@ _LENGTH = struct.Struct(">H")
 _PAKE_BYTES = 33
 """Length of a message of SPAKE2: which end it is from, and a point of the curve."""
 _NONCE_BYTES = 12
-_PROOF_BYTES = 32
 
 
 class _Wish(Struct, frozen=True):

@@ -271,8 +271,3 @@ def follow(talk: Talk, request: Message, kind: type[KindT], tell: Callable[[News
     """
     talk.send(request)
     return _until(talk, kind, tell)
-
-
-def names_of(peers: Sequence[Peer]) -> str:
-    """Return the names of nodes for a sentence."""
-    return ", ".join(peer.name for peer in peers)

@@ -95,11 +95,6 @@ class StoredTensor:
     stop: int
     """Number behind that of its last byte."""
 
-    @property
-    def row_bytes(self) -> int:
-        """Size of a row, the values of the last dimension, in bytes."""
-        return self.shape[-1] // self.form.values * self.form.bytes
-
 
 @dataclass(frozen=True)
 class Texts:
