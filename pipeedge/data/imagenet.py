@@ -28,11 +28,9 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from pipeedge.base.errors import InputError, RequestError
-from pipeedge.base.payload import PixelTable
-from pipeedge.base.wording import printable
 from pipeedge.data.companions import companion_directories
-from pipeedge.data.images import ImageTransform, encode_picture, image_transform, is_image, open_image
-from pipeedge.data.items import NO_TOKENS, Item, Items, JoinedItems
+from pipeedge.data.images import DecodedImages, ImageTransform, image_transform, is_image
+from pipeedge.data.items import Items, JoinedItems
 from pipeedge.models.outline import Outline
 from pipeedge.request.files import InputRequest
 
@@ -59,8 +57,8 @@ def is_data_file(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class ClassFolder:
-    """The images of one class, decoded one at a time."""
+class ClassFolder(DecodedImages):
+    """The images of one class."""
 
     folder: Path
     names: tuple[str, ...]
@@ -68,34 +66,18 @@ class ClassFolder:
     label: int | None
     transform: ImageTransform
     max_pixels: int | None = None
-    """Largest image to decode, in pixels."""
-
-    max_tokens = None
-    token_counts = NO_TOKENS
-    in_memory = False
 
     @property
     def has_labels(self) -> bool:
         """Whether the label of this class is known."""
         return self.label is not None
 
-    @property
-    def pixels(self) -> PixelTable | None:
-        """Values that the bytes of the images stand for."""
-        return self.transform.table
-
     def __len__(self) -> int:
         return len(self.names)
 
-    def source(self, index: int) -> str:
-        """Return the path of image ``index``."""
-        return str(self.folder / self.names[index])
-
-    def read(self, index: int) -> Item:
-        """Decode image ``index``."""
-        path = self.folder / self.names[index]
-        pixels = encode_picture(self.transform, printable(path), lambda: open_image(path, self.max_pixels))
-        return Item((pixels,), self.label, self.source(index))
+    def file(self, index: int) -> tuple[Path, int | None]:
+        """Return the path of image ``index``, and the class."""
+        return self.folder / self.names[index], self.label
 
 
 @dataclass(frozen=True)

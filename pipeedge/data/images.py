@@ -42,6 +42,7 @@ from pipeedge.models.outline import Outline
 __all__ = [
     "NO_MEMORY",
     "IMAGE_SUFFIXES",
+    "DecodedImages",
     "DirectoryTransform",
     "FoundImages",
     "ImageFiles",
@@ -424,40 +425,54 @@ def find_images(folder: Path) -> FoundImages:
     return FoundImages(tuple(sorted(found)), skipped)
 
 
-@dataclass(frozen=True)
-class ImageFiles:
-    """Image files, decoded one at a time."""
+class DecodedImages:
+    """Image files, decoded one at a time; where they are, and their classes, a subclass knows."""
 
-    paths: tuple[Path, ...]
-    labels: tuple[int | None, ...]
-    """True class of each image, or None if not known."""
     transform: ImageTransform
-    max_pixels: int | None = None
+    max_pixels: int | None
     """Largest image to decode, as for ``open_image``."""
-
     max_tokens = None
     token_counts = NO_TOKENS
     in_memory = False
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether the true class of some image is known."""
-        return any(label is not None for label in self.labels)
 
     @property
     def pixels(self) -> PixelTable | None:
         """Values that the bytes of the images stand for."""
         return self.transform.table
 
-    def __len__(self) -> int:
-        return len(self.paths)
+    def file(self, index: int) -> tuple[Path, int | None]:
+        """Return the path of image ``index``, and its true class or None."""
+        raise NotImplementedError
 
     def source(self, index: int) -> str:
         """Return the path of image ``index``."""
-        return str(self.paths[index])
+        return str(self.file(index)[0])
 
     def read(self, index: int) -> Item:
         """Decode image ``index``."""
-        path = self.paths[index]
+        path, label = self.file(index)
         pixels = encode_picture(self.transform, printable(path), lambda: open_image(path, self.max_pixels))
-        return Item((pixels,), self.labels[index], str(path))
+        return Item((pixels,), label, str(path))
+
+
+@dataclass(frozen=True)
+class ImageFiles(DecodedImages):
+    """Images in any files."""
+
+    paths: tuple[Path, ...]
+    labels: tuple[int | None, ...]
+    """True class of each image, or None if not known."""
+    transform: ImageTransform
+    max_pixels: int | None = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the true class of some image is known."""
+        return any(label is not None for label in self.labels)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def file(self, index: int) -> tuple[Path, int | None]:
+        """Return the path of image ``index``, and its true class or None."""
+        return self.paths[index], self.labels[index]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
-from pipeedge.base.schedule import LayerRange, Schedule
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
 from pipeedge.plan.placing import PlacedStage, Placing
 
@@ -37,6 +37,13 @@ class Survivor:
     """Layers that it has loaded, or None."""
     dtype: str = "float32"
     """Number type of these layers."""
+
+    @classmethod
+    def holding(cls, rank: int, room_bytes: float, host: str | None, held: StagePlan | None) -> Survivor:
+        """Return a rank that has loaded the layers of a stage, or none."""
+        if held is None:
+            return cls(rank, room_bytes, host)
+        return cls(rank, room_bytes, host, held.layers, held.dtype)
 
 
 def loaded_by(survivors: Sequence[Survivor], names: Sequence[str]) -> Placing:

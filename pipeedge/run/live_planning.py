@@ -30,7 +30,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, host_names
 from pipeedge.request.scheduling import ENERGY
 from pipeedge.run.context import RankContext
 from pipeedge.run.decision import FORMS, Decider, RunSession
-from pipeedge.run.replanning import PlanAsMeasured
+from pipeedge.run.replanning import PlanAsMeasured, name_stages
 
 __all__ = ["RunWatcher", "describe_proposal", "watch_run"]
 
@@ -259,7 +259,6 @@ def _has_weights(facts: Options) -> bool:
 
 def describe_proposal(proposal: Proposal, planned: PlannedSchedule) -> str:
     """Return the beginning of the line about a proposal."""
-    stages = ", ".join(f"{stage.layers.named} on rank {stage.rank}" for stage in planned.schedule.stages)
     text = None if planned.prediction is None else planned.prediction.text
     if proposal.before is None:
         now, then = proposal.items_per_s, proposal.items_per_s * (1 + proposal.gain)
@@ -270,4 +269,4 @@ def describe_proposal(proposal: Proposal, planned: PlannedSchedule) -> str:
         units = ("s through the idle pipeline", "J an item") if text is None else _UNITS_OF_TEXT
         unit = units[proposal.objective.name == ENERGY]
         what = f"{figure(then)} {unit} instead of {figure(proposal.before)} are predicted"
-    return f"{proposal.why}; with {stages}, {what} ({proposal.gain:+.0%})"
+    return f"{proposal.why}; with {name_stages(planned.schedule)}, {what} ({proposal.gain:+.0%})"

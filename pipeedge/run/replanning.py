@@ -70,10 +70,7 @@ class Held:
 
     def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
         """Return a rank that is left, with what it has loaded."""
-        stage = self._stages.get(rank)
-        if stage is None:
-            return Survivor(rank, room_bytes, host)
-        return Survivor(rank, room_bytes, host, stage.layers, stage.dtype)
+        return Survivor.holding(rank, room_bytes, host, self._stages.get(rank))
 
 
 PlanAsMeasured: TypeAlias = Callable[[Sequence[Survivor]], PlannedSchedule | None]

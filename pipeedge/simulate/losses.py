@@ -123,7 +123,7 @@ class _Epochs:
 
     def __iter__(self) -> Iterator[SimulatedEpoch]:
         epoch = self._begun(EpochRecord(1, self._planned.schedule, 0.0))
-        while (lost := self._next_lost(epoch)) is not None:
+        while (lost := self._next_lost(epoch.since_s + epoch.length_s, epoch.planned.schedule)) is not None:
             ended = self._stopped(epoch, lost)
             if ended.results == epoch.run.model.microbatches:  # the run was complete before anybody noticed
                 break
@@ -147,10 +147,10 @@ class _Epochs:
         )
         return SimulatedEpoch(self._planned, run, record, record.started_s)
 
-    def _next_lost(self, epoch: SimulatedEpoch) -> Loss | None:
-        """Return the next loss of a rank with a part in ``epoch``, before that ends."""
-        ranks = {*epoch.planned.schedule.ranks, self._world.data_rank, 0}
-        while self._coming and self._coming[0].at_s < epoch.since_s + epoch.length_s:
+    def _next_lost(self, until_s: float, schedule: Schedule) -> Loss | None:
+        """Return the next loss of a rank with a part in a schedule, before ``until_s``."""
+        ranks = {*schedule.ranks, self._world.data_rank, 0}
+        while self._coming and self._coming[0].at_s < until_s:
             loss = self._coming.pop(0)
             if loss.rank in self._left:
                 self._left.discard(loss.rank)
@@ -197,7 +197,7 @@ class _Epochs:
             self._plan(before, lost)
             planned_s = failed_s + recovery.plan_s
             ready_s = planned_s + self._loading_s()
-            again = self._lost_meanwhile(ready_s)
+            again = self._next_lost(ready_s, self._planned.schedule)
             if again is None:
                 break
             lost, cause = again, f"{cause}; {self._cause(again, self._planned.schedule)}"
@@ -214,16 +214,6 @@ class _Epochs:
             repeated=max(0, repeated),
         )
         return self._begun(record)
-
-    def _lost_meanwhile(self, ready_s: float) -> Loss | None:
-        """Return a loss of a rank with a part in the new plan before that starts."""
-        while self._coming and self._coming[0].at_s < ready_s:
-            loss = self._coming.pop(0)
-            if loss.rank in self._left:
-                self._left.discard(loss.rank)
-                if loss.rank in (*self._planned.schedule.ranks, self._world.data_rank, 0):
-                    return loss
-        return None
 
     def _cause(self, lost: Loss, schedule: Schedule) -> str:
         stage, host = schedule.stage_of(lost.rank), self._world.host(lost.rank)
@@ -244,7 +234,10 @@ class _Epochs:
         for rank, what in ((0, "rank 0 makes the plans"), (world.data_rank, "it has the data")):
             if rank not in self._left:
                 raise InfeasibleError(f"--lose {lost}: the run ends there, because {what}; name another rank")
-        survivors = [self._survivor(rank) for rank in sorted(self._left)]
+        survivors = [
+            Survivor.holding(rank, world.room_bytes(rank), world.host(rank), self._holds.get(rank))
+            for rank in sorted(self._left)
+        ]
         try:
             found = world.plan(before, survivors)
         except InfeasibleError as error:
@@ -254,13 +247,6 @@ class _Epochs:
                 f"--lose {lost}: the run ends there, because nothing fits without it: {found}"
             )
         self._planned = found
-
-    def _survivor(self, rank: int) -> Survivor:
-        """Return a rank that is left, with what it has loaded."""
-        room_bytes, host, held = self._world.room_bytes(rank), self._world.host(rank), self._holds.get(rank)
-        if held is None:
-            return Survivor(rank, room_bytes, host)
-        return Survivor(rank, room_bytes, host, held.layers, held.dtype)
 
     def _loading_s(self) -> float:
         """Return the seconds until each rank of the plan has the layers that it lacks."""
