@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from pipeedge.base.payload import Payload
-from pipeedge.transport.base import Packet
-from pipeedge.transport.frame import Frame, FrameBuffer
+from pipeedge.base.backpressure import FRAMES_IN_FLIGHT
+from pipeedge.base.payload import Payload, TensorSpec
+from pipeedge.transport.base import Packet, Reserved
+from pipeedge.transport.frame import Frame, FrameBuffer, Kind
 
-__all__ = ["Draft", "Lease"]
+__all__ = ["Draft", "FilledFrame", "Lease", "SendingFrames"]
 
 
 @dataclass(slots=True, eq=False)
@@ -44,5 +47,50 @@ class Draft:
     free: deque[FrameBuffer]
 
     def release(self) -> None:
-        """Do nothing: the frame will not be sent."""
+        """Give the frame back: it will not be sent."""
         self.free.append(self.buffer)
+
+
+class FilledFrame(NamedTuple):
+    """A frame to send."""
+
+    buffer: FrameBuffer
+    length: int
+    release: Callable[[], None]
+    """Makes the memory available again, once the frame is sent."""
+
+
+class SendingFrames:
+    """The frames of a sending end.
+
+    Args:
+        capacity: Bytes of the largest frame.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._free = deque(FrameBuffer(capacity) for _ in range(FRAMES_IN_FLIGHT))
+
+    def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
+        """Reserve a free frame for a payload; there must be one."""
+        buffer = self._free.pop()
+        payload = buffer.place(specs)
+        return Reserved(payload, Draft(buffer, payload, self._free))
+
+    def fill(self, packet: Packet) -> FilledFrame:
+        """Return the frame that holds a packet: its own, or a free one that it is copied into."""
+        lease = packet.lease
+        if isinstance(lease, Lease) and lease.holds(packet):
+            return FilledFrame(lease.buffer, lease.frame.length, lease.release)
+        if isinstance(lease, Draft) and lease.free is self._free:
+            return self._written(lease.buffer, Kind.MICROBATCH, packet)
+        filled = self._written(self._free.pop(), Kind.MICROBATCH, packet)
+        lease.release()
+        return filled
+
+    def end(self, number: int) -> FilledFrame:
+        """Return an end mark with the number of the packet that would follow."""
+        return self._written(self._free.pop(), Kind.END, Packet(number, 0, ()))
+
+    def _written(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> FilledFrame:
+        message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
+        return FilledFrame(buffer, message.numel(), lambda: self._free.append(buffer))

@@ -43,7 +43,7 @@ from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved
 from pipeedge.transport.frame import Frame, FrameBuffer, FrameError, Kind, frame_capacity
-from pipeedge.transport.leases import Draft, Lease
+from pipeedge.transport.leases import FilledFrame, Lease, SendingFrames
 
 __all__ = ["P2PReceiver", "P2PSender", "P2PShipment", "ReceiptingReceiver", "brief"]
 
@@ -110,35 +110,25 @@ class P2PSender:
         self._group = group
         self._peer = peer
         self._link = link
-        capacity = frame_capacity(link.specs)
-        self._free = deque(FrameBuffer(capacity) for _ in range(FRAMES_IN_FLIGHT))
+        self._frames = SendingFrames(frame_capacity(link.specs))
         self._under_way: deque[P2PShipment] = deque()
         self._sent = 0
 
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
         """Reserve the next frame; blocks while two are in flight."""
         self._make_room()
-        buffer = self._free.pop()
-        payload = buffer.place(specs)
-        return Reserved(payload, Draft(buffer, payload, self._free))
+        return self._frames.reserve(specs)
 
     def post(self, packet: Packet) -> P2PShipment:
         """Send ``packet``; blocks while two are in flight."""
         self._make_room()
-        if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
-            return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
-        if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
-            message = packet.lease.buffer.message(packet.lease.frame.length)
-            return self._post(message, packet.lease.release)
-        shipment = self._write(self._free.pop(), Kind.MICROBATCH, packet)
-        packet.lease.release()
-        return shipment
+        return self._post(self._frames.fill(packet), receipts=self._link.receipts)
 
     def finish(self) -> None:
         """Send an end mark for each posted receive, and wait until everything has arrived."""
         for _ in range(FRAMES_IN_FLIGHT):
             self._make_room()
-            self._write(self._free.pop(), Kind.END, Packet(self._sent, 0, ()))
+            self._post(self._frames.end(self._sent), receipts=False)
         while self._under_way:
             self._under_way.popleft().wait()
 
@@ -146,22 +136,16 @@ class P2PSender:
         if len(self._under_way) == FRAMES_IN_FLIGHT:
             self._under_way.popleft().wait()
 
-    def _write(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> P2PShipment:
-        message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
-        return self._post(message, lambda: self._free.append(buffer), kind)
-
-    def _post(
-        self, message: torch.Tensor, arrived: Callable[[], None], kind: Kind = Kind.MICROBATCH
-    ) -> P2PShipment:
-        receipt = None
+    def _post(self, frame: FilledFrame, *, receipts: bool) -> P2PShipment:
+        receipt, message = None, frame.buffer.message(frame.length)
         try:
-            if self._link.receipts and kind is Kind.MICROBATCH:
+            if receipts:
                 memory = torch.empty(1, dtype=torch.float64)
                 receipt = _AwaitedReceipt(self._group.recv([memory], self._peer, _RECEIPTS), memory)
             work = self._group.send([message], self._peer, _FRAMES)
         except RuntimeError as error:
             raise _lost_sending(self._link, error) from error
-        shipment = P2PShipment(work, self._link, message.numel(), arrived, receipt)
+        shipment = P2PShipment(work, self._link, frame.length, frame.release, receipt)
         self._under_way.append(shipment)
         self._sent += 1
         return shipment

@@ -24,8 +24,8 @@ from pipeedge.base.crew import Closed
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError
 from pipeedge.base.payload import TensorSpec
 from pipeedge.transport.base import Link, Packet, Receipt, Reserved
-from pipeedge.transport.frame import FrameBuffer, FrameError, Kind, frame_capacity
-from pipeedge.transport.leases import Draft, Lease
+from pipeedge.transport.frame import FrameError, frame_capacity
+from pipeedge.transport.leases import FilledFrame, SendingFrames
 from pipeedge.transport.wires import Connections, TcpWire
 
 __all__ = ["CREDIT", "RECEIPT", "REPLY", "TcpSender", "TcpShipment", "lost"]
@@ -297,8 +297,7 @@ class TcpSender:
 
         self._outbox = _Outbox(frames, explain)
         self._replies = _Replies(replies, link.destination, explain)
-        capacity = frame_capacity(link.specs)
-        self._free = deque(FrameBuffer(capacity) for _ in range(FRAMES_IN_FLIGHT))
+        self._frames = SendingFrames(frame_capacity(link.specs))
         self._sent = 0
         self._next = 0  # number of the packet that follows
         self.finished = False
@@ -307,27 +306,18 @@ class TcpSender:
     def reserve(self, specs: Sequence[TensorSpec]) -> Reserved:
         """Reserve the next frame; blocks while two are in flight, or the receiving stage is behind."""
         self._make_room()
-        buffer = self._free.pop()
-        payload = buffer.place(specs)
-        return Reserved(payload, Draft(buffer, payload, self._free))
+        return self._frames.reserve(specs)
 
     def post(self, packet: Packet) -> TcpShipment:
         """Send ``packet``; blocks while two are in flight, or the receiving stage is behind."""
         self._make_room()
         self._next = packet.number + 1
-        if isinstance(packet.lease, Draft) and packet.lease.free is self._free:
-            return self._write(packet.lease.buffer, Kind.MICROBATCH, packet)
-        if isinstance(packet.lease, Lease) and packet.lease.holds(packet):
-            return self._post(packet.lease.buffer, packet.lease.frame.length, packet.lease.release)
-        buffer = self._free.pop()
-        length = _fill(buffer, Kind.MICROBATCH, packet)
-        packet.lease.release()
-        return self._post(buffer, length, lambda: self._free.append(buffer))
+        return self._post(self._frames.fill(packet), receipts=self._link.receipts)
 
     def finish(self) -> None:
         """Send the end mark, and wait until the receiving stage has taken everything."""
         self._make_room()
-        self._write(self._free.pop(), Kind.END, Packet(self._next, 0, ()))
+        self._post(self._frames.end(self._next), receipts=False)
         self._replies.wait_for_credits(self._sent, self._sent)
         self.close()
         self.finished = True
@@ -341,25 +331,10 @@ class TcpSender:
         self._outbox.wait_for_room()
         self._replies.wait_for_credits(self._sent - LINK_WINDOW + 1, self._sent)
 
-    def _write(self, buffer: FrameBuffer, kind: Kind, packet: Packet) -> TcpShipment:
-        return self._post(buffer, _fill(buffer, kind, packet), lambda: self._free.append(buffer), kind)
-
-    def _post(
-        self,
-        buffer: FrameBuffer,
-        length: int,
-        sent: Callable[[], None],
-        kind: Kind = Kind.MICROBATCH,
-    ) -> TcpShipment:
-        receipted = self._link.receipts and kind is Kind.MICROBATCH
-        receipt = self._replies.next_receipt if receipted else None
-        shipment = TcpShipment(buffer.view[:length], sent, receipt, self._outbox.changed)
+    def _post(self, frame: FilledFrame, *, receipts: bool) -> TcpShipment:
+        receipt = self._replies.next_receipt if receipts else None
+        view = frame.buffer.view[: frame.length]
+        shipment = TcpShipment(view, frame.release, receipt, self._outbox.changed)
         self._sent += 1
         self._outbox.push(shipment)
         return shipment
-
-
-def _fill(buffer: FrameBuffer, kind: Kind, packet: Packet) -> int:
-    """Write ``packet`` into ``buffer`` and return the length of the frame."""
-    message = buffer.write(kind=kind, number=packet.number, items=packet.items, payload=packet.payload)
-    return message.numel()
