@@ -16,9 +16,10 @@ from pipeedge.base.streams import print_data
 from pipeedge.base.wording import count
 from pipeedge.data.output_rows import OutputRows
 from pipeedge.data.unfinished import Found, Rows, UnfinishedOutput
-from pipeedge.decoding.answer_documents import TokenBytes, answer_document
+from pipeedge.decoding.answer_documents import answer_document
 from pipeedge.decoding.generation import WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.request.files import STANDARD_OUTPUT
 
 __all__ = ["AnswerWriter"]
@@ -40,7 +41,7 @@ class AnswerWriter(OutputRows):
         self,
         path: Path | None,
         prompts: Collection[Prompt],
-        texts: TokenBytes,
+        texts: Vocabulary,
         depends_on: Mapping[str, str] | None = None,
         found: Found | None = None,
         made_with: Mapping[str, str] | None = None,

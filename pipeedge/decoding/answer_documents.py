@@ -11,26 +11,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pipeedge.decoding.generation import WrittenAnswer
 from pipeedge.decoding.sampler import DrawnToken
 from pipeedge.decoding.tools import ToolCall
+from pipeedge.decoding.vocabulary import Vocabulary
 
-__all__ = ["TokenBytes", "answer_document", "logprobs_document", "tool_calls_document"]
+__all__ = ["answer_document", "logprobs_document", "tool_calls_document"]
 
 _LEAST = -9999.0
 """Log probability of a token that cannot occur; JSON has no infinity."""
 
 
-class TokenBytes(Protocol):
-    """The bytes that tokens stand for."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token, special or not."""
-
-
-def answer_document(answer: WrittenAnswer, source: str, texts: TokenBytes) -> dict[str, Any]:
+def answer_document(answer: WrittenAnswer, source: str, texts: Vocabulary) -> dict[str, Any]:
     """Return an answer as a line of a file.
 
     Args:
@@ -73,7 +67,7 @@ def tool_calls_document(calls: Sequence[ToolCall], name: str) -> list[dict[str, 
     ]
 
 
-def logprobs_document(drawn: Sequence[DrawnToken], texts: TokenBytes) -> dict[str, Any]:
+def logprobs_document(drawn: Sequence[DrawnToken], texts: Vocabulary) -> dict[str, Any]:
     """Return the log probabilities of tokens as OpenAI's chats have them."""
     return {
         "content": [
@@ -86,7 +80,7 @@ def logprobs_document(drawn: Sequence[DrawnToken], texts: TokenBytes) -> dict[st
     }
 
 
-def _entry(token: int, logprob: float | None, texts: TokenBytes) -> dict[str, Any]:
+def _entry(token: int, logprob: float | None, texts: Vocabulary) -> dict[str, Any]:
     content = texts.token_bytes(token)
     value = _LEAST if logprob is None else max(logprob, _LEAST)
     return {

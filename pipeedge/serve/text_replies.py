@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeedge.decoding.answer_documents import TokenBytes, logprobs_document, tool_calls_document
+from pipeedge.decoding.answer_documents import logprobs_document, tool_calls_document
 from pipeedge.decoding.generation import FinishReason, Piece, WrittenAnswer
 from pipeedge.decoding.sampler import DrawnToken
+from pipeedge.decoding.vocabulary import Vocabulary
 
 __all__ = ["ChatReply", "CompletionReply", "ReplyForm", "ResponseReply", "TextUsage"]
 
@@ -72,13 +73,6 @@ class ReplyForm(Protocol):
         """Yield the last events of a stream."""
 
 
-class ReplyTexts(TokenBytes, Protocol):
-    """The bytes of tokens, and which of them are part of a text."""
-
-    def is_silent(self, token: int) -> bool:
-        """Return whether a token has no text."""
-
-
 class _Offsets:
     """Places of tokens in the text of an answer, in characters.
 
@@ -86,7 +80,7 @@ class _Offsets:
         texts: The bytes of tokens.
     """
 
-    def __init__(self, texts: ReplyTexts) -> None:
+    def __init__(self, texts: Vocabulary) -> None:
         self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._end = 0
@@ -132,7 +126,7 @@ class _OpenAiReply:
         number: str,
         model: str,
         created: int,
-        texts: ReplyTexts,
+        texts: Vocabulary,
         *,
         wants_usage: bool = False,
         wants_counts: bool = False,
