@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeedge.base.errors import InputError
 from pipeedge.base.payload import Payload, PixelTable
 
-__all__ = ["Item", "Items", "JoinedItems", "MemoryItems", "Reading", "RepeatedItems"]
+__all__ = ["Item", "Items", "JoinedItems", "MemoryItems", "OthersItems", "Reading", "RepeatedItems"]
 
 
 class Item(Struct, frozen=True, eq=False):
@@ -113,11 +113,10 @@ class MemoryItems:
 
 
 @dataclass(frozen=True)
-class RepeatedItems:
-    """Items of another data set, repeated up to ``count``."""
+class OthersItems:
+    """Items of another data set, chosen or repeated by a subclass."""
 
     items: Items
-    count: int
 
     @property
     def has_labels(self) -> bool:
@@ -143,6 +142,13 @@ class RepeatedItems:
     def pixels(self) -> PixelTable | None:
         """Values that the bytes of images stand for."""
         return self.items.pixels
+
+
+@dataclass(frozen=True)
+class RepeatedItems(OthersItems):
+    """Items of another data set, repeated up to ``count``."""
+
+    count: int
 
     def __len__(self) -> int:
         return self.count

@@ -19,7 +19,7 @@ from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.data.beginnings import TOKEN_CHARACTERS, first_words, words_for
 from pipeedge.data.companions import companion_file, hub_reachable
-from pipeedge.data.items import Item, Items
+from pipeedge.data.items import Item, Items, OthersItems
 from pipeedge.data.labels import NO_CLASSES, Classes
 from pipeedge.data.sentence_rules import SentenceRules, read_rules
 from pipeedge.data.tables import LINES_SUFFIX, TABLE_SUFFIXES, BadRow, TableRow, lines_of, rows_of
@@ -180,30 +180,11 @@ class TokenItems:
 
 
 @dataclass(frozen=True)
-class RowItems:
+class RowItems(OthersItems):
     """Rows of which some cannot be used; each keeps its number."""
 
     rows: tuple[int | BadRow, ...]
-    """Place of each row among the sentences, or why it is not there."""
-    sentences: TokenItems
-
-    in_memory = True
-    pixels = None
-
-    @property
-    def has_labels(self) -> bool:
-        """Whether some sentence has a label."""
-        return self.sentences.has_labels
-
-    @property
-    def max_tokens(self) -> int:
-        """Number of tokens of the longest sentence."""
-        return self.sentences.max_tokens
-
-    @property
-    def token_counts(self) -> Mapping[int, int]:
-        """How many sentences there are of each number of tokens."""
-        return self.sentences.token_counts
+    """Place of each row among the items, or why it is not there."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -211,14 +192,14 @@ class RowItems:
     def source(self, index: int) -> str:
         """Return where row ``index`` comes from."""
         row = self.rows[index]
-        return row.source if isinstance(row, BadRow) else self.sentences.source(row)
+        return row.source if isinstance(row, BadRow) else self.items.source(row)
 
     def read(self, index: int) -> Item:
         """Return row ``index``. Raises ``InputError`` if it cannot be used."""
         row = self.rows[index]
         if isinstance(row, BadRow):
             raise row.error
-        return self.sentences.read(row)
+        return self.items.read(row)
 
 
 @dataclass(frozen=True)
@@ -281,7 +262,7 @@ class Tokenizer:
             else:
                 places.append(BadRow(row.source, self._no_tokens(row)))
         items = self._items([row for row, _ in kept], [one for _, one in kept])
-        return items if len(kept) == len(rows) else RowItems(tuple(places), items)
+        return items if len(kept) == len(rows) else RowItems(items, tuple(places))
 
     def _no_tokens(self, sentence: Sentence) -> InputError:
         return InputError(f"{sentence.source}: {self.path} gives no token for this sentence")
