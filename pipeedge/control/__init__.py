@@ -23,7 +23,11 @@ turns         ``epoch_member`` for the threads of a rank that do the work
 admission     admission of ranks, and the ranks that are missing or left out (pure)
 telemetry     data that the hub forwards but does not decide by (pure)
 rank_watch    the ages that a diagnosis needs, and its findings in words (pure)
-rules         the hub's reaction to each message, lost rank, and moment (pure)
+losses        the event that the loss of a rank or a link is (pure)
+plans         the plan that is wanted, made, or better than the one that runs (pure)
+rank_messages the hub's reaction to each message of a rank (pure)
+supervision   the hub's reaction to the passage of time (pure)
+rules         all of these together (pure)
 wire          one end of a connection in memory, in clear or sealed by TLS
 connection    a socket with such an end, dialled or accepted by the hub
 hub           the thread that serves the rules

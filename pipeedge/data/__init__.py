@@ -2,8 +2,9 @@
 
 items            items that are decoded on request
 source           Items -> InputSource -> Microbatch, read ahead in separate threads
-images           images -> pixel_values; pictures decodes image files
-text             sentences -> token ids; tables reads .csv, .tsv and .jsonl files, labels their true classes
+images           images -> pixel_values; pictures and png decode image files
+text             sentences -> token ids, by sentence_rules and tokenizer_files of the model; text_files, tables and
+                 labels read files; beginnings cuts long texts
 arrays           .npz files
 cola, imagenet   data sets; selection chooses their items
 defaults         input that ships with the package, for runs that name none
@@ -15,6 +16,8 @@ output_rows      the file of rows, from its unfinished output
 prompts, answers prompts of decoders, from files, and their answers as .jsonl
 step_queue       prompts that wait for their tokens: source and sink of a decoder
 protected_files  inputs that no output may replace
+fingerprint      whether a later run has the same input
+agreement        outputs compared with those in float32
 """
 
 from pipeedge.data.ends import DataEnds, ItemSource, ItemStream, ResultSink

@@ -13,6 +13,9 @@ choice           what the scheduler is to choose: the cut, number types, bits, m
 listed_model     a model that only models.yml knows (pure)
 schedule_choice  the schedule that the options ask for
 facts            what each rank states before a run, and where ranks disagree (pure)
+model_limits     options that a kind of model does not have
+cache_size       the size of a decoder's cache (pure)
+cache_owners     the stages that have kept their caches when the plan changes (pure)
 planning         the plan that rank 0 announces
 prediction       what was predicted beside what was measured (pure)
 after_loss       the schedule for the ranks that are left (pure)
