@@ -3,8 +3,8 @@
 items            items that are decoded on request
 source           Items -> InputSource -> Microbatch, read ahead in separate threads
 images           images -> pixel_values; pictures and png decode image files
-text             sentences -> token ids, by sentence_rules and tokenizer_files of the model; text_files, tables and
-                 labels read files; beginnings cuts long texts
+text             sentences -> token ids, by sentence_rules and tokenizer_files of the model;
+                 text_files, tables and labels read files; beginnings cuts long texts
 arrays           .npz files
 cola, imagenet   data sets; selection chooses their items
 defaults         input that ships with the package, for runs that name none
