@@ -65,7 +65,9 @@ def _own_parser(**texts: Any) -> OneLineParser:
     parser = OneLineParser(**texts, allow_abbrev=False)
     parser.add_argument(
         "-m",
+        "--model",
         "--model-name",
+        dest="model_name",
         type=nonempty,
         required=True,
         metavar="NAME|DIR",
@@ -89,6 +91,24 @@ def chat_parser() -> argparse.ArgumentParser:
         f"{_NEW} begins another one.",
     )
     add_sections(parser, _sections())
+    parser.common = (
+        *(
+            "--model",
+            "--ranks",
+            "--system",
+            "--max-tokens",
+            "--greedy",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+        ),
+        *("--context", "--cache-mb", "--partition", "--dtype"),
+    )
+    parser.examples = (
+        f"{_PROGRAM} -m llama-puzzles",
+        f"{_PROGRAM} -m llama-puzzles --ranks 2 --greedy",
+        f"{_PROGRAM} -m model.Q4_0.gguf --context 4096 --system 'Answer in one sentence.'",
+    )
     return parser
 
 

@@ -30,12 +30,16 @@ def config_parser() -> OneLineParser:
         description="Print the options of a program, and where the value of each comes from: the command "
         f"line, the environment, a file, or the default. The file is {CONFIG_FILE} in the working directory, "
         "or that of --config.",
-        epilog=f"Example: '{PROGRAM} run -u 4' for the command line '{COMMAND} run -u 4'.",
         allow_abbrev=False,
     )
     parser.add_argument("COMMAND", help="a command, such as run")
     parser.add_argument("OPTIONS", nargs=argparse.REMAINDER, help="its command line")
     add_common(parser)
+    parser.examples = (
+        f"{PROGRAM} run",
+        f"{PROGRAM} run -u 4                 # for the command line '{COMMAND} run -u 4'",
+        f"{PROGRAM} profile --dtype int8",
+    )
     return parser
 
 

@@ -60,6 +60,12 @@ def fetch_parser() -> argparse.ArgumentParser:
         "same --dtype then only needs that file",
     )
     add_common(parser)
+    program = program_name(PROGRAM)
+    parser.examples = (
+        f"{program} -m google/vit-base-patch16-224",
+        f"{program} -m google/vit-base-patch16-224 --dtype int8     # a file that is a quarter as large, too",
+        f"{program} -m ORG/NAME                                     # of the Hugging Face hub",
+    )
     return parser
 
 

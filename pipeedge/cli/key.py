@@ -31,11 +31,10 @@ def key_parser() -> argparse.ArgumentParser:
         description="Make a membership file: a private key and its certificate. Ranks that are given the "
         "same file accept each other and nobody else, and encrypt what they send. Whoever can read the file "
         "is a member.",
-        epilog=f"Example: '{program_name(PROGRAM)} cluster.pem', then copy the file to every machine "
-        "(scp -p) and start every rank with '--key cluster.pem'. To replace a key, make another file; to "
-        "exclude a machine, give the new file to the others only. Without FILE, or with --code, it prints a "
-        "code instead, with which another machine joins the cluster ('pipeedge join CODE') and gets a key of "
-        "its own.",
+        epilog="Copy the file to every machine (scp -p), and start every rank with '--key FILE'. To replace "
+        "a key, make another file; to exclude a machine, give the new file to the others only. Without FILE, "
+        "or with --code, it prints a code instead, with which another machine joins the cluster ('pipeedge "
+        "join CODE') and gets a key of its own.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -48,6 +47,12 @@ def key_parser() -> argparse.ArgumentParser:
     )
     add_sections(parser, invite_sections())
     add_common(parser)
+    program = program_name(PROGRAM)
+    parser.examples = (
+        f"{program}                 # print a code, with which another machine joins",
+        f"{program} --count 3       # print codes for three machines, one after another",
+        f"{program} cluster.pem     # make a key for ranks that are started by hand",
+    )
     return parser
 
 

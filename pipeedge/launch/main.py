@@ -311,9 +311,7 @@ def launch_parser() -> OneLineParser:
         usage=f"{program} (--local N | --hosts LIST | -sd FILE) [options] -- RUNTIME OPTIONS",
         description="Start every rank of a run with the same options, label their output by rank, and stop "
         f"all when one fails. Options of {runtime} (see '{runtime} --help') follow, without RANK and WORLD.",
-        epilog=f"Examples: '{program} --local 2 -- -m vit-digits' and "
-        f"'{program} --hosts pi1,pi2,pi3 --directory pipeedge -- -pt 1,16,17,32,33,48'. The exit status is "
-        "that of the first rank that failed; 130 after Ctrl-C.",
+        epilog="The exit status is that of the first rank that failed; 130 after Ctrl-C.",
         allow_abbrev=False,
     )
     where = parser.add_argument_group("where")
@@ -344,6 +342,11 @@ def launch_parser() -> OneLineParser:
     )
     parser.add_argument("--print", action="store_true", help="print the commands without running them")
     add_common(parser)
+    parser.examples = (
+        f"{program} --local 2 -- -m vit-digits",
+        f"{program} --hosts pi1,pi2,pi3 --directory pipeedge -- -m MODEL -pt 1,16,17,32,33,48",
+        f"{program} --hosts pi1,pi2 --doctor -- -m MODEL",
+    )
     return parser
 
 

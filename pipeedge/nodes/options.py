@@ -262,12 +262,15 @@ class JoinRequest:
 # -- command lines -------------------------------------------------------------------------------------
 
 
-def _parser(command: str, description: str, request: type, *positional: tuple[str, str]) -> OneLineParser:
+def _parser(
+    command: str, description: str, section: Section, examples: Sequence[str], *positional: tuple[str, str]
+) -> OneLineParser:
     parser = OneLineParser(prog=f"pipeedge {command}", description=description, allow_abbrev=False)
     for name, text in positional:
         parser.add_argument(name, help=text)
     add_common(parser)
-    add_sections(parser, [Section("options", options_of(request))])
+    add_sections(parser, [section])
+    parser.examples = tuple(f"pipeedge {command} {example}".rstrip() for example in examples)
     return parser
 
 
@@ -280,7 +283,7 @@ def _read(
 ) -> Any:
     """Return the request that a command line makes; ``more`` has the fields of its positional arguments."""
     arguments = parser.parse_args(argv)
-    read_variables(arguments, [Section("options", options_of(request))], environment.variables)
+    read_variables(arguments, [Section("", options_of(request))], environment.variables)
     positional = {field: getattr(arguments, name) for field, name in more.items()}
     return request(**positional, **given(arguments, request))
 
@@ -291,7 +294,12 @@ def node_parser() -> argparse.ArgumentParser:
         "node",
         "Wait for work: let any member of the cluster use this machine for a run. Members prove who they are "
         "by their key, and everything is encrypted.",
-        NodeRequest,
+        Section("this node", options_of(NodeRequest)),
+        (
+            "--invite 2                # the first machine of a cluster: prints two codes",
+            "--join k7mp-2xqa-9fhd     # another machine, with one of them",
+            "--nodes pi1,pi2:29600     # where announcements do not reach",
+        ),
     )
 
 
@@ -307,7 +315,12 @@ def up_parser() -> argparse.ArgumentParser:
         "up",
         "Serve a model with the nodes that are here: profile it where that was not done yet, plan, start and "
         "go on through losses, until 'pipeedge down'.",
-        UpRequest,
+        Section("service", options_of(UpRequest)),
+        (
+            "google/vit-base-patch16-224 --open",
+            "google/vit-base-patch16-224 --nodes 3 --objective latency --plan auto",
+            "Qwen/Qwen2.5-0.5B-Instruct --dtype int8 --context 4096",
+        ),
         ("MODEL", "known name, directory, or repository ORG/NAME of the Hugging Face hub"),
     )
 
@@ -320,7 +333,12 @@ def parse_up(argv: Sequence[str], environment: Environment) -> UpRequest:
 
 def status_parser() -> argparse.ArgumentParser:
     """Return the parser of ``pipeedge status``."""
-    return _parser("status", "Show the nodes, what runs where, and how the service is.", StatusRequest)
+    return _parser(
+        "status",
+        "Show the nodes, what runs where, and how the service is.",
+        Section("state", options_of(StatusRequest)),
+        ("", "--json", "--node pi2 --page status.html     # what pi2 knows, as a page"),
+    )
 
 
 def parse_status(argv: Sequence[str], environment: Environment) -> StatusRequest:
@@ -334,7 +352,12 @@ def ask_parser() -> argparse.ArgumentParser:
     return _parser(
         "ask",
         "Ask a model: the one that is served, or one that runs for this question alone.",
-        AskRequest,
+        Section("question", options_of(AskRequest)),
+        (
+            "google/vit-base-patch16-224 photo.jpg",
+            'llama-puzzles "Sort 5 2 9 1." --max-tokens 20',
+            "llama-puzzles -     # a text from standard input",
+        ),
         ("MODEL", "the model"),
         ("QUESTION", "a text, an image file, or - to read a text from standard input"),
     )
@@ -348,7 +371,12 @@ def parse_ask(argv: Sequence[str], environment: Environment) -> AskRequest:
 
 def down_parser() -> argparse.ArgumentParser:
     """Return the parser of ``pipeedge down``."""
-    return _parser("down", "End what a node serves; what was accepted is answered first.", DownRequest)
+    return _parser(
+        "down",
+        "End what a node serves; what was accepted is answered first.",
+        Section("service", options_of(DownRequest)),
+        ("", "--node pi2                       # what pi2 serves", "--node pi2:29700 --key other.pem"),
+    )
 
 
 def parse_down(argv: Sequence[str], environment: Environment) -> DownRequest:
@@ -364,10 +392,17 @@ def members_parser() -> argparse.ArgumentParser:
         description="List the nodes of the cluster, or remove one: the others refuse it from then on.",
         allow_abbrev=False,
     )
-    parser.add_argument("ACTION", nargs="?", choices=("list", "remove"), default="list")
+    parser.add_argument(
+        "ACTION", nargs="?", choices=("list", "remove"), default="list", help="what to do (list)"
+    )
     parser.add_argument("NAME", nargs="?", help="node to remove")
     add_common(parser)
-    add_sections(parser, [Section("options", options_of(MembersRequest))])
+    add_sections(parser, [Section("cluster", options_of(MembersRequest))])
+    parser.examples = (
+        "pipeedge nodes",
+        "pipeedge nodes --node pi2     # those that pi2 sees",
+        "pipeedge nodes remove pi3     # on the machine with the cluster's key",
+    )
     return parser
 
 
@@ -376,7 +411,7 @@ def parse_members(argv: Sequence[str], environment: Environment) -> MembersReque
     arguments = members_parser().parse_args(argv)
     if (arguments.ACTION == "remove") != (arguments.NAME is not None):
         raise RequestError("use 'pipeedge nodes', or 'pipeedge nodes remove NAME'")
-    read_variables(arguments, [Section("options", options_of(MembersRequest))], environment.variables)
+    read_variables(arguments, [Section("", options_of(MembersRequest))], environment.variables)
     return MembersRequest(remove=arguments.NAME, **given(arguments, MembersRequest))
 
 
@@ -386,7 +421,12 @@ def join_parser() -> argparse.ArgumentParser:
         "join",
         "Join the cluster of the machine that has printed a code: it signs a key for this one, over a "
         "connection on which both prove that they know the code.",
-        JoinRequest,
+        Section("joining", options_of(JoinRequest)),
+        (
+            "k7mp-2xqa-9fhd",
+            "k7mp-2xqa-9fhd --at pi1           # where pi1 is in another network",
+            "k7mp-2xqa-9fhd --name kitchen     # under another name than the machine's",
+        ),
         ("CODE", "what 'pipeedge key' prints there"),
     )
 

@@ -170,6 +170,11 @@ def models_parser() -> argparse.ArgumentParser:
     """Return the parser of ``profiler_results_to_models.py``."""
     parser = _converter("profiler_results_to_models.py", "Add the profiled model to models.yml.")
     option_of(ModelsCommand, "models_file").add_to(parser)
+    parser.examples = (
+        parser.prog,
+        f"{parser.prog} -i int8.yml",
+        f"{parser.prog} -i int8.yml -o models.yml --overwrite     # in place of what is there",
+    )
     return parser
 
 
@@ -189,10 +194,15 @@ def device_types_parser() -> argparse.ArgumentParser:
         ("bw_mbps", ("-dtb", "--dev-type-bw"), "its bandwidth; required if the type is new"),
     ):
         replace(option_of(EmitRequest, name), flags=flags, help=text).add_to(parser)
+    parser.examples = (
+        f"{parser.prog} my-board",
+        f"{parser.prog} my-board -i int8.yml",
+        f"{parser.prog} my-board -o device_types.yml -dtm 4096 -dtb 940     # a new type",
+    )
     return parser
 
 
-def _converter(program: str, description: str) -> argparse.ArgumentParser:
+def _converter(program: str, description: str) -> OneLineParser:
     parser = OneLineParser(prog=program_name(program), description=description, allow_abbrev=False)
     for one in options_of(ModelsCommand, "results", "overwrite"):
         one.add_to(parser)

@@ -68,8 +68,7 @@ def report_parser() -> argparse.ArgumentParser:
         f"{program_name('pipeedge-simulate')} has saved (--report "
         "FILE.json); of two reports, a page and a table that compare them. The page is one file and needs "
         "no network.",
-        epilog=f"Examples: '{program} run.json' writes run.html; '{program} simulated.json "
-        "run.json -o both.html'. Exit status: 0 done, 2 the request is wrong, 1 a fault of this program.",
+        epilog="Exit status: 0 done, 2 the request is wrong, 1 a fault of this program.",
         allow_abbrev=False,
     )
     add_common(parser)
@@ -78,6 +77,11 @@ def report_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.html", help="page to write (next to the first report)"
+    )
+    parser.examples = (
+        f"{program} run.json                             # writes run.html",
+        f"{program} simulated.json run.json              # compares two",
+        f"{program} simulated.json run.json -o both.html",
     )
     return parser
 

@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
     common: tuple[str, ...] = ()
     """Long names of the options that ``--help`` shows; all, if empty."""
     examples: tuple[str, ...] = ()
-    """Command lines that ``--help`` shows where it does not show all options."""
+    """Command lines that ``--help`` shows."""
     shares_options = False
     """Whether its section of a file may have options of another program, which it does not have itself."""
 
@@ -44,9 +44,11 @@ class OneLineParser(argparse.ArgumentParser):
         raise RequestError(f"{printable(message)} (see --help)")
 
     def format_help(self) -> str:
-        """Return the text of ``--help``: the options that most people use, if there are many."""
+        """Return the text of ``--help``: the options that most people use, if there are many; examples."""
+        lines = "".join(f"  {line}\n" for line in self.examples)
+        examples = f"\nexamples:\n{lines}" if lines else ""
         if not self.common:
-            return super().format_help()
+            return f"{super().format_help()}{examples}"
         formatter = self._get_formatter()
         positional = [action for action in self._actions if not action.option_strings]
         formatter.add_usage(f"{self.prog} {' '.join(action.dest for action in positional)} [options]", [], [])
@@ -55,9 +57,8 @@ class OneLineParser(argparse.ArgumentParser):
         by_name = {name: action for action in self._actions for name in action.option_strings}
         formatter.add_arguments([by_name[name] for name in self.common])
         formatter.end_section()
-        examples = "\n".join(f"  {line}" for line in self.examples)
         return (
-            f"{formatter.format_help()}\nexamples:\n{examples}\n\n"
+            f"{formatter.format_help()}{examples}\n"
             f"'{self.prog} {_HELP_ALL}' shows all options, by section, and what the exit status means.\n"
         )
 

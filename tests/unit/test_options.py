@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -358,8 +359,10 @@ def test_an_unknown_option_is_named_wherever_its_value_goes(line: str, error: st
     assert str(refused.value) == error
 
 
-MANY = ("run", "doctor", "profile", "simulate", "train", "auction")
+MANY = ("run", "doctor", "profile", "simulate", "train", "auction", "chat")
 """Commands with more options than fit a screen."""
+FEW = sorted({command.name for command in COMMANDS} - {*MANY, "schedule", "completion"})
+"""The others, besides those with a help of their own."""
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -372,10 +375,32 @@ def test_short_help_shows_a_dozen_options_with_three_examples_that_parse(
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert len(re.findall(r"^  --?[a-zA-Z]", said, re.MULTILINE)) == 12
-    examples = [line.partition("#")[0].split() for line in said.partition("examples:\n")[2].splitlines()[:3]]
+    examples = [
+        shlex.split(line, comments=True) for line in said.partition("examples:\n")[2].splitlines()[:3]
+    ]
     for words in examples:
         parser.parse_args(words[len(parser.prog.split()) :])
     assert "--help-all' shows all options" in said
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_help_has_three_examples_that_parse_and_no_heading_twice(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = next(command for command in COMMANDS if command.name == name).build_parser()
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parser.parse_args([option])
+        said = capsys.readouterr().out
+        headings = re.findall(r"^(\S.*):$", said, re.MULTILINE)
+        assert len(headings) == len(set(headings))
+        if option == "--help":
+            lines = said.partition("examples:\n")[2].splitlines()[:3]
+            for words in [shlex.split(line, comments=True) for line in lines]:
+                assert words[: len(parser.prog.split())] == parser.prog.split()
+                own = words[len(parser.prog.split()) :]
+                parser.parse_args(own[: own.index("--")] if "--" in own else own)
+            assert len(lines) == 3
 
 
 def test_the_older_name_of_an_option_is_understood_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
