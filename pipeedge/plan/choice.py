@@ -83,7 +83,8 @@ def choice_of(
         return None
     profiles = list(_profiles(wanted, microbatch_size, files, model))
     sizes = sorted({profile.batch_size for profile in profiles}) if wanted.joint else [microbatch_size]
-    if any(profile.steps is not None for profile in profiles):  # of a decoder, whose steps have any size
+    decodes = any(profile.steps is not None for profile in profiles)
+    if decodes:  # steps have any size
         sizes = [1]
     if not sizes:
         raise ScheduleError(
@@ -91,14 +92,12 @@ def choice_of(
             f"({wanted.dev_types_file}); allow larger ones with -u"
         )
     least = wanted.min_agreement
+    widths = _widths(link_bits, joint=wanted.joint, limited=limited)
+    if least is None and decodes:  # texts have no class to agree in: the number types are those profiled
+        least, widths = 0.0, widths or (0,)
     if least is None and not (wanted.joint or limited):
         least = 0.0
-    return Choice(
-        tuple(sizes),
-        least,
-        _dtypes(wanted, profiles),
-        _widths(link_bits, joint=wanted.joint, limited=limited),
-    )
+    return Choice(tuple(sizes), least, _dtypes(wanted, profiles), widths)
 
 
 def _dtypes(wanted: ScheduleRequest, profiles: Iterable[ModelProfile]) -> tuple[str, ...] | None:
@@ -214,12 +213,14 @@ def _tighter(choice: Choice, costs: PlanCosts) -> Choice | None:
 
 def _note(costs: PlanCosts, name: str, objective: str) -> str:
     """Return the line about what was chosen."""
-    rate = costs.throughput_items_per_s
-    if name == "--plan auto":
+    rate, text = costs.throughput_items_per_s, costs.text
+    if name == "--plan auto" and text is None:
         parts = [f"{name} takes microbatches of {round(costs.batch_size)}"]
     else:
         parts = [f"{name} takes {_per_host({stage.host: stage.dtype for stage in costs.schedule})}"]
-    if rate is not None:
+    if text is not None:
+        parts.append(f"{figure(text.tokens_per_s, 3)} tokens/s of {count(round(text.streams), 'stream')}")
+    elif rate is not None:
         parts.append(f"{figure(rate, 3)} items/s")
     if objective == ENERGY and costs.joules_per_item is not None:
         parts.append(f"{figure(costs.joules_per_item, 3)} J an item")

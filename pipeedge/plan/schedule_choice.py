@@ -183,7 +183,8 @@ def evaluate_schedule(
     )
     asked, _ = scheduler_request(request, model, sizes)
     if len(dtypes) > 1:
-        asked = dataclasses.replace(asked, choice=Choice((microbatch_size,), 0.0, dtypes, (0,)))
+        size = 1 if _decodes(model) else microbatch_size  # steps of a decoder have any size
+        asked = dataclasses.replace(asked, choice=Choice((size,), 0.0, dtypes, (0,)))
     return evaluate(asked, schedule, hosts=request.schedule.hosts).costs
 
 
@@ -388,9 +389,10 @@ def scheduler_request(
     if wanted.joint and link_bits is None and request.links.quant_bits is not None:
         link_bits = "0"  # -q says which bits links have
     choice = choice_of(wanted, link_bits, size, files, model.name)
-    if choice is not None and following is not None:
-        choice = dataclasses.replace(following.limits or choice, batch_sizes=(size,))
     decodes = _decodes(model)
+    if choice is not None and following is not None:
+        kept = choice.batch_sizes if decodes else (size,)
+        choice = dataclasses.replace(following.limits or choice, batch_sizes=kept)
     # Values that are not bytes go out in the type of the first stage; of several types, as the widest.
     first = "float32" if wanted.automatic_dtype else (wanted.dtypes or ("float32",))[0]
     asked = SchedulerRequest(

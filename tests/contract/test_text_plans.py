@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,11 @@ from text_ranks import PUZZLES, run_ranks
 
 from pipeedge.base.errors import PipeEdgeError, RequestError
 from pipeedge.base.schedule import LayerRange
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.models.decoder import find_decoder
+from pipeedge.models.registry import find_any
+from pipeedge.plan import scheduler
+from pipeedge.plan.schedule_choice import Following, scheduler_request
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run.preview import show_schedule
@@ -98,7 +103,7 @@ def test_a_decoder_is_scheduled_and_its_prediction_compared(tmp_path: Path) -> N
     assert "of cache for them, measured" in printed
 
 
-@pytest.mark.parametrize("options", [("--dtype", "auto"), ("--plan", "auto", "--min-agreement", "0")])
+@pytest.mark.parametrize("options", [("--dtype", "auto"), ("--plan", "auto")])
 @pytest.mark.parametrize("fastest", ["int8", "int4"])
 def test_number_types_are_chosen_from_profiles(
     options: tuple[str, ...], fastest: str, tmp_path: Path
@@ -109,7 +114,21 @@ def test_number_types_are_chosen_from_profiles(
     show_schedule(parse_runtime(words, Environment()).request, shown.append)
     stages = [line for line in shown if line.startswith("stage ")]
     assert stages
-    assert all(f", {fastest}" in line for line in stages), stages
+    assert all(line.endswith(f", {fastest}") for line in stages), stages  # and no bits of links
+    assert re.fullmatch(rf"{' '.join(options)} takes {fastest}, \S+ tokens/s of 8 streams", shown[-1])
+
+
+@pytest.mark.parametrize("option", [("--dtype", "auto"), ("--plan", "auto")])
+def test_number_types_are_chosen_anew_while_a_run_goes_on(option: tuple[str, str], tmp_path: Path) -> None:
+    scheduled = write_cluster(tmp_path, 0.1, 8, faster={"int8": 2})
+    words = ["0", "2", "-m", str(PUZZLES), *map(str, scheduled), *option, "-u", "4"]
+    request = parse_runtime(words, Environment()).request
+    following = Following(ranks=(0, 1))
+    asked, _ = scheduler_request(request, find_any(PUZZLES), InputSizes(eight_bit=False), following)
+    costs = scheduler.plan(asked, hosts=("0", "1")).costs
+    assert {stage.dtype for stage in costs.schedule} == {"int8"}
+    assert costs.text is not None
+    assert costs.text.streams == 4
 
 
 def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:
