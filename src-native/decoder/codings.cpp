@@ -8,7 +8,6 @@ namespace pipeedge::decoder {
 
 namespace {
 
-constexpr std::size_t kSuper = 256;  // weights of a unit with scales of scales
 constexpr unsigned kLow = 0x0f;
 
 float of_bits(std::uint32_t bits) {
@@ -56,10 +55,10 @@ bool takes(float step, float offset, NibbleGroup& out) {
     out.zero = 0;
     return true;
   }
-  const float zero = kParts * offset / step;
-  if (!(step > 0 && zero >= 0 && zero < kMostZero + 0.5F)) return false;
-  out.zero = static_cast<int>(std::lround(zero));
-  return out.zero <= kMostZero;
+  const float zero = kParts * offset / step + 0.5F;
+  if (!(step > 0 && offset >= 0 && zero < kMostZero + 1)) return false;
+  out.zero = static_cast<int>(zero);
+  return true;
 }
 
 // 8 bits, and 4 and 5 bits with one scale -------------------------------------------------------------------------
@@ -110,10 +109,19 @@ void decode_q4_1(const std::uint8_t* from, float* values) {
 
 /// Writes codes of 5 bits, whose fifth bits are together.
 void fives_of(const std::uint8_t* fifths, const std::uint8_t* from, std::uint8_t* codes) {
-  std::uint32_t bits;
-  std::memcpy(&bits, fifths, sizeof bits);
+  constexpr std::uint8_t kBits[8] = {1, 2, 4, 8, 16, 32, 64, 128};
   halves_of(from, codes);
-  for (std::size_t i = 0; i < kGroup; ++i) codes[i] = static_cast<std::uint8_t>(codes[i] | ((bits >> i) & 1) << 4);
+  for (std::size_t i = 0; i < kGroup; ++i) {
+    codes[i] = static_cast<std::uint8_t>(codes[i] | ((fifths[i / 8] & kBits[i % 8]) != 0 ? 16 : 0));
+  }
+}
+
+void bytes_q5_0(const std::uint8_t* row, std::size_t group, ByteGroup& out) {
+  const std::uint8_t* from = row + group * kBytesQ50;
+  std::uint8_t codes[kGroup];
+  fives_of(from + 2, from + 6, codes);
+  out.scale = half_at(from);
+  for (std::size_t i = 0; i < kGroup; ++i) out.codes[i] = static_cast<std::int8_t>(codes[i] - 16);
 }
 
 void decode_q5_0(const std::uint8_t* from, float* values) {
@@ -195,16 +203,24 @@ void decode_q5_k(const std::uint8_t* from, float* values) {
 }
 
 void decode_q6_k(const std::uint8_t* from, float* values) {
-  constexpr std::size_t kPart = 128, kEach = 16;  // weights of a half of a unit, and of a scale
-  const std::uint8_t *fours = from, *twos = from + kSuper / 2, *scales = twos + kSuper / 4;
-  const float all = half_at(scales + kSuper / kEach);
-  for (std::size_t i = 0; i < kSuper; ++i) {
-    const std::size_t half = i / kPart, quarter = i % kPart / kGroup, place = i % kGroup;
-    const unsigned both = fours[half * kPart / 2 + quarter % 2 * kGroup + place];
-    const unsigned low = quarter < 2 ? both & kLow : both >> 4;
-    const unsigned high = static_cast<unsigned>(twos[half * kGroup + place] >> (2 * quarter)) & 3U;
-    const float scale = all * static_cast<float>(static_cast<std::int8_t>(scales[i / kEach]));
-    values[i] = scale * static_cast<float>(static_cast<int>(low | high << 4) - 32);
+  constexpr std::size_t kHalf = 128, kEach = 16;  // weights of a half of a unit, and of a scale
+  const float all = half_at(from + kBytesQ6K - 2);
+  for (std::size_t half = 0; half < kSuper / kHalf; ++half) {
+    const std::uint8_t *fours = from + half * kHalf / 2, *twos = from + kSuper / 2 + half * kGroup;
+    const std::uint8_t* scales = from + kSuper / 2 + kSuper / 4 + half * kHalf / kEach;
+    std::uint8_t codes[kHalf];
+    for (std::size_t i = 0; i < kGroup; ++i) {
+      const unsigned first = fours[i], second = fours[kGroup + i], high = twos[i];
+      codes[i] = static_cast<std::uint8_t>((first & kLow) | (high & 3) << 4);
+      codes[kGroup + i] = static_cast<std::uint8_t>((second & kLow) | (high >> 2 & 3) << 4);
+      codes[2 * kGroup + i] = static_cast<std::uint8_t>(first >> 4 | (high >> 4 & 3) << 4);
+      codes[3 * kGroup + i] = static_cast<std::uint8_t>(second >> 4 | (high >> 6) << 4);
+    }
+    for (std::size_t each = 0; each < kHalf / kEach; ++each) {
+      const float scale = all * static_cast<float>(static_cast<std::int8_t>(scales[each]));
+      float* to = values + half * kHalf + each * kEach;
+      for (std::size_t i = 0; i < kEach; ++i) to[i] = scale * static_cast<float>(codes[each * kEach + i] - 32);
+    }
   }
 }
 
@@ -244,7 +260,7 @@ const std::vector<Coding>& codings() {
   static const std::vector<Coding> all = {
       {"Q4_0", kGroup, kBytesQ40, decode_q4_0, nullptr, nibbles_q4_0},
       {"Q4_1", kGroup, kBytesQ41, decode_q4_1, nullptr, nibbles_q4_1},
-      {"Q5_0", kGroup, kBytesQ50, decode_q5_0, nullptr, nullptr},
+      {"Q5_0", kGroup, kBytesQ50, decode_q5_0, bytes_q5_0, nullptr},
       {"Q5_1", kGroup, kBytesQ51, decode_q5_1, nullptr, nullptr},
       {"Q8_0", kGroup, kBytesQ80, decode_q8_0, bytes_q8_0, nullptr},
       {"Q4_K", kSuper, kBytesQ4K, decode_q4_k, nullptr, nibbles_q4_k},

@@ -16,6 +16,9 @@
 
 namespace pipeedge::decoder {
 
+/// Most weights of a unit.
+constexpr std::size_t kSuper = 256;
+
 /// A group of weights in 8 bits: code times scale.
 struct ByteGroup {
   float scale = 0;

@@ -44,6 +44,8 @@ bool takes_codes(Type type) { return type == Type::kInt8 || type == Type::kInt4;
 std::size_t values_of_unit(Type type) { return type == Type::kFloat32 ? 1 : type == Type::kBfloat16 ? 2 : kUnit; }
 
 constexpr Half kNotANumber = 0x7fc0;
+/// Bits of float32: those of sizes have the order of the sizes, with what is not finite at the end.
+constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
 
 std::uint32_t bits_of(float value) {
   std::uint32_t bits;
@@ -77,19 +79,20 @@ void widen_some(const Value* values, std::size_t count, float* out) {
   for (std::size_t i = 0; i < count; ++i) out[i] = widened(values[i]);
 }
 
+/// Returns the bits of the largest size. Signed numbers are compared faster.
+std::uint32_t largest_bits(const float* values, std::size_t count) {
+  std::int32_t most = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto size = static_cast<std::int32_t>(bits_of(values[i]) & ~kSign);
+    most = most < size ? size : most;
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+bool all_finite(const float* values, std::size_t count) { return largest_bits(values, count) < kInfinity; }
+
 /// The bits of the smallest bfloat16 that is not below a finite value above 0.
 Half narrowed_up(float value) { return static_cast<Half>((bits_of(value) + 0xffff) >> 16); }
-
-float largest_of(const float* values) {
-  float lanes[4] = {};
-  for (std::size_t i = 0; i < kGroup; i += 4) {
-    for (std::size_t l = 0; l < 4; ++l) {
-      const float size = std::abs(values[i + l]);
-      lanes[l] = lanes[l] < size ? size : lanes[l];
-    }
-  }
-  return std::max(std::max(lanes[0], lanes[1]), std::max(lanes[2], lanes[3]));
-}
 
 /// Writes the codes of a group of weights of one output.
 void place_codes(const std::uint8_t* codes, char* group, std::size_t column) {
@@ -100,18 +103,22 @@ void place_codes(const std::uint8_t* codes, char* group, std::size_t column) {
 /// Writes the scale and the codes of a group of weights of one output.
 void put_codes(const float* weights, char* group, std::size_t column) {
   constexpr float kRounder = 12582912.0F;  // adding and subtracting 1.5 * 2^23 rounds to a whole number
+  const std::uint32_t most = largest_bits(weights, kGroup);
+  const bool finite = most < kInfinity;
+  float largest;
+  std::memcpy(&largest, &most, sizeof largest);
   // The scale is rounded up before the codes are made with it, so that none exceeds 127.
   // Numbers that are not finite give NaN.
-  float sum = 0;
-  for (std::size_t k = 0; k < kGroup; ++k) sum += weights[k] - weights[k];
-  const bool finite = sum == 0;
-  const Half half = finite ? narrowed_up(std::max(largest_of(weights) / 127, 1e-30F)) : kNotANumber;
-  const float scale = widened(half);
+  const Half half = finite ? narrowed_up(std::max(largest / 127, 1e-30F)) : kNotANumber;
+  const float inverse = 1 / widened(half);
   std::memcpy(group + column * sizeof half, &half, sizeof half);
   std::uint8_t codes[kGroup];
-  for (std::size_t k = 0; k < kGroup; ++k) {
-    const float code = finite ? (weights[k] / scale + kRounder) - kRounder : 0;
-    codes[k] = static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
+  std::memset(codes, kZero, sizeof codes);
+  if (finite) {
+    for (std::size_t k = 0; k < kGroup; ++k) {
+      const float code = (weights[k] * inverse + kRounder) - kRounder;
+      codes[k] = static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
+    }
   }
   place_codes(codes, group, column);
 }
@@ -269,19 +276,16 @@ Tile Operand::tile(std::size_t row, std::size_t unit) const {
   return tile;
 }
 
-Matrix::Matrix(Type type, std::size_t outputs, std::size_t inputs) : type_(type), outputs_(outputs), inputs_(inputs) {
+Matrix::Matrix(Type type, std::size_t outputs, std::size_t inputs)
+    : type_(type), outputs_(outputs), inputs_(inputs),
+      units_(parts_of(inputs, kGroup) * kGroup / values_of_unit(type)) {
   memory_ = Memory(panels() * panel_bytes());
-}
-
-std::size_t Matrix::units() const {
-  const std::size_t padded = parts_of(inputs_, kGroup) * kGroup;  // as a tile of AMX needs it, too
-  return padded / values_of_unit(type_);
 }
 
 std::size_t Matrix::panel_bytes() const {
   if (type_ == Type::kInt8) return groups() * kGroupBytes;
   if (type_ == Type::kInt4) return groups() * (kNibbleBytes + kColumns * (sizeof(Half) + 1));
-  return units() * kUnit * kColumns;
+  return units_ * kUnit * kColumns;
 }
 
 Nibbles Matrix::nibbles(std::size_t panel, std::size_t group) const {
@@ -295,17 +299,17 @@ Nibbles Matrix::nibbles(std::size_t panel, std::size_t group) const {
 }
 
 template <typename Value>
-void Matrix::put_nibbles(std::size_t output, std::size_t count, const Value* weights) {
+void Matrix::put_nibbles(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
   const std::size_t column = output % kColumns;
   float values[kGroup * kColumns] = {};
   std::uint8_t found[kGroup * kColumns];
   Half scales[kColumns];
   std::uint8_t zeros[kColumns];
-  for (std::size_t g = 0; g < groups(); ++g) {
-    const std::size_t first = g * kGroup, width = std::min(kGroup, inputs_ - first);
+  for (std::size_t first = 0; first < span.count; first += kGroup) {
+    const std::size_t width = std::min(kGroup, span.count - first);
     for (std::size_t n = 0; n < count; ++n) {
       for (std::size_t k = 0; k < width; ++k) {
-        values[k * kColumns + column + n] = widened(weights[n * inputs_ + first + k]);
+        values[k * kColumns + column + n] = widened(weights[n * stride + first + k]);
       }
     }
     if (width < kGroup) std::fill(values + width * kColumns, values + kGroup * kColumns, 0.0F);
@@ -313,7 +317,7 @@ void Matrix::put_nibbles(std::size_t output, std::size_t count, const Value* wei
     for (std::size_t n = column; n < column + count; ++n) {
       std::uint8_t codes[kGroup];
       for (std::size_t k = 0; k < kGroup; ++k) codes[k] = found[k * kColumns + n];
-      write_nibbles(output - column + n, g, scales[n], zeros[n], codes);
+      write_nibbles(output - column + n, (span.first + first) / kGroup, scales[n], zeros[n], codes);
     }
   }
 }
@@ -337,125 +341,115 @@ void Matrix::write_nibbles(std::size_t output, std::size_t group, Half scale, st
 }
 
 template <typename Value>
-void Matrix::put(std::size_t output, std::size_t count, const Value* weights) {
-  if (type_ == Type::kInt4) return put_nibbles(output, count, weights);
+void Matrix::put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
+  if (type_ == Type::kInt4) return put_nibbles(output, count, span, weights, stride);
   char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t column = output % kColumns;
   if (type_ == Type::kInt8) {
     for (std::size_t n = 0; n < count; ++n) {
-      for (std::size_t k = 0; k < inputs_; k += kGroup) {
+      for (std::size_t k = 0; k < span.count; k += kGroup) {
         float group[kGroup] = {};
-        widen_some(weights + n * inputs_ + k, std::min(kGroup, inputs_ - k), group);
-        put_codes(group, panel + k / kGroup * kGroupBytes, column + n);
+        widen_some(weights + n * stride + k, std::min(kGroup, span.count - k), group);
+        put_codes(group, panel + (span.first + k) / kGroup * kGroupBytes, column + n);
       }
     }
     return;
   }
-  // Some units of all outputs at a time, so that what is written stays in the first-level cache.
-  constexpr std::size_t kSome = 16;
-  const std::size_t values = values_of_unit(type_), all = parts_of(inputs_, values);
-  for (std::size_t first = 0; first < all; first += kSome) {
-    const std::size_t last = std::min(all, first + kSome);
-    for (std::size_t n = 0; n < count; ++n) {
-      const Value* row = weights + n * inputs_;
-      char* to = panel + (column + n) * kUnit;
-      for (std::size_t u = first; u < last; ++u) {
-        const std::uint32_t unit = type_ == Type::kFloat32    ? bits_of(widened(row[u]))
-                                   : u * values + 1 < inputs_ ? pair_of(row + u * values)
-                                                              : narrowed(row[u * values]);
-        std::memcpy(to + u * kColumns * kUnit, &unit, kUnit);
-      }
+  const std::size_t values = values_of_unit(type_), first = span.first / values;
+  for (std::size_t n = 0; n < count; ++n) {
+    const Value* row = weights + n * stride;
+    char* to = panel + (first * kColumns + column + n) * kUnit;
+    for (std::size_t u = 0; u * values < span.count; ++u) {
+      const std::uint32_t unit = type_ == Type::kFloat32       ? bits_of(widened(row[u]))
+                                 : u * values + 1 < span.count ? pair_of(row + u * values)
+                                                               : narrowed(row[u * values]);
+      std::memcpy(to + u * kColumns * kUnit, &unit, kUnit);
     }
   }
 }
 
-template <typename Value>
-void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads) {
-  constexpr std::size_t kWorkOfValue = 16;  // in multiplications
+/// Calls `work` with each panel that has some of `count` outputs from `first` on, with the first of these and their
+/// number, and with a few of its inputs at a time, so that what is written stays in the first-level cache.
+template <typename Work>
+void Matrix::each_part(std::size_t first, std::size_t count, std::size_t most, std::size_t threads,
+                       const Work& work) const {
+  constexpr std::size_t kWorkOfValue = 128;  // in multiplications
   const std::size_t begin = first / kColumns, end = parts_of(first + count, kColumns);
   parallel::in_threads(end - begin, kColumns * inputs_ * kWorkOfValue, threads, [&](parallel::Range panels) {
     for (std::size_t p = begin + panels.begin; p < begin + panels.end; ++p) {
       const std::size_t from = std::max(first, p * kColumns), to = std::min(first + count, (p + 1) * kColumns);
-      put(from, to - from, weights + (from - first) * inputs_);
+      for (std::size_t k = 0; k < inputs_; k += most) work(from, to - from, Span{k, std::min(most, inputs_ - k)});
     }
+  });
+}
+
+template <typename Value>
+void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads) {
+  const std::size_t most = type_ == Type::kInt8 ? kSuper : kGroup;
+  each_part(first, count, most, threads, [&](std::size_t output, std::size_t outputs, Span span) {
+    put(output, outputs, span, weights + (output - first) * inputs_ + span.first, inputs_);
   });
 }
 
 template void Matrix::pack(std::size_t first, std::size_t count, const float* weights, std::size_t threads);
 template void Matrix::pack(std::size_t first, std::size_t count, const Half* weights, std::size_t threads);
 
-/// Packs a row whose form has codes of the matrix's type.
-bool Matrix::put_codes_of(std::size_t output, const Coding& coding, const std::uint8_t* row) {
-  const std::size_t panel = output / kColumns, column = output % kColumns;
-  bool finite = true;
-  for (std::size_t g = 0; g < groups(); ++g) {
-    if (type_ == Type::kInt8) {
-      ByteGroup found;
-      coding.bytes_of(row, g, found);
-      finite = finite && std::isfinite(found.scale);
-      char* group = memory_.data() + panel * panel_bytes() + g * kGroupBytes;
-      const Half scale = narrowed(found.scale);
-      std::memcpy(group + column * sizeof scale, &scale, sizeof scale);
-      std::uint8_t codes[kGroup];
-      for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<std::uint8_t>(found.codes[k] + kZero);
-      place_codes(codes, group, column);
-      continue;
-    }
-    NibbleGroup found;
-    if (coding.nibbles_of(row, g, found)) {
-      finite = finite && std::isfinite(found.scale);
-      write_nibbles(output, g, narrowed(found.scale), static_cast<std::uint8_t>(found.zero), found.codes);
-      continue;
-    }
-    // A range of weights that our zeros do not reach.
-    std::vector<float> unit(coding.values);
-    coding.decode(row + g * kGroup / coding.values * coding.bytes, unit.data());
-    float values[kGroup * kColumns] = {};
-    for (std::size_t k = 0; k < kGroup; ++k) {
-      values[k * kColumns] = unit[g * kGroup % coding.values + k];
-      finite = finite && std::isfinite(values[k * kColumns]);
-    }
-    std::uint8_t all[kGroup * kColumns], codes[kGroup], zeros[kColumns];
-    Half scales[kColumns];
-    best_variant().fit(values, all, scales, zeros);
-    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = all[k * kColumns];
-    write_nibbles(output, g, scales[0], zeros[0], codes);
+/// Packs a group of a row whose form has codes of the matrix's type. Returns whether its weights are finite.
+bool Matrix::put_codes_of(std::size_t output, std::size_t group, const Coding& coding, const std::uint8_t* row) {
+  if (type_ == Type::kInt8) {
+    ByteGroup found;
+    coding.bytes_of(row, group, found);
+    const std::size_t column = output % kColumns;
+    char* to = memory_.data() + output / kColumns * panel_bytes() + group * kGroupBytes;
+    const Half scale = narrowed(found.scale);
+    std::memcpy(to + column * sizeof scale, &scale, sizeof scale);
+    std::uint8_t codes[kGroup];
+    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<std::uint8_t>(found.codes[k] + kZero);
+    place_codes(codes, to, column);
+    return std::isfinite(found.scale);
   }
-  return finite;
+  NibbleGroup found;
+  if (coding.nibbles_of(row, group, found)) {
+    write_nibbles(output, group, narrowed(found.scale), static_cast<std::uint8_t>(found.zero), found.codes);
+    return std::isfinite(found.scale);
+  }
+  // A range of weights that our zeros do not reach.
+  float unit[kSuper];
+  coding.decode(row + group * kGroup / coding.values * coding.bytes, unit);
+  const float* weights = unit + group * kGroup % coding.values;
+  put_nibbles(output, 1, Span{group * kGroup, kGroup}, weights, kGroup);
+  return all_finite(weights, kGroup);
 }
 
 bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, const std::uint8_t* rows,
                   std::size_t threads) {
-  constexpr std::size_t kWorkOfValue = 4;  // in multiplications
   const bool direct = type_ == Type::kInt8   ? coding.bytes_of != nullptr
                       : type_ == Type::kInt4 ? coding.nibbles_of != nullptr
                                              : false;
   const std::size_t row_bytes = parts_of(inputs_, coding.values) * coding.bytes;
-  const std::size_t begin = first / kColumns, end = parts_of(first + count, kColumns);
-  std::atomic<bool> all_finite{true};
-  parallel::in_threads(end - begin, kColumns * inputs_ * kWorkOfValue, threads, [&](parallel::Range panels) {
-    bool finite = true;
-    std::vector<float> values, unit(coding.values);
-    for (std::size_t p = begin + panels.begin; p < begin + panels.end; ++p) {
-      const std::size_t from = std::max(first, p * kColumns), to = std::min(first + count, (p + 1) * kColumns);
-      const std::uint8_t* row = rows + (from - first) * row_bytes;
-      if (direct) {
-        for (std::size_t n = from; n < to; ++n, row += row_bytes) finite = put_codes_of(n, coding, row) && finite;
-        continue;
-      }
-      values.resize(kColumns * inputs_);
-      for (std::size_t n = 0; n < to - from; ++n, row += row_bytes) {
-        for (std::size_t k = 0; k < inputs_; k += coding.values) {
-          coding.decode(row + k / coding.values * coding.bytes, unit.data());
-          std::copy_n(unit.data(), std::min(coding.values, inputs_ - k), values.data() + n * inputs_ + k);
+  std::atomic<bool> finite{true};
+  each_part(first, count, kSuper, threads, [&](std::size_t output, std::size_t outputs, Span span) {
+    const std::uint8_t* row = rows + (output - first) * row_bytes;
+    bool all = true;
+    if (direct) {
+      for (std::size_t n = 0; n < outputs; ++n, row += row_bytes) {
+        for (std::size_t k = 0; k < span.count; k += kGroup) {
+          all = put_codes_of(output + n, (span.first + k) / kGroup, coding, row) && all;
         }
       }
-      for (std::size_t i = 0; i < (to - from) * inputs_; ++i) finite = finite && std::isfinite(values[i]);
-      put(from, to - from, values.data());
+    } else {
+      float values[kColumns * kSuper];
+      for (std::size_t n = 0; n < outputs; ++n, row += row_bytes) {
+        for (std::size_t k = 0; k < span.count; k += coding.values) {
+          coding.decode(row + (span.first + k) / coding.values * coding.bytes, values + n * kSuper + k);
+        }
+        all = all_finite(values + n * kSuper, span.count) && all;
+      }
+      put(output, outputs, span, values, kSuper);
     }
-    if (!finite) all_finite = false;
+    if (!all) finite = false;
   });
-  return all_finite;
+  return finite;
 }
 
 void Matrix::store_row(std::size_t output, std::uint8_t* row) const {
@@ -518,12 +512,12 @@ void Matrix::multiply(const Variant& variant, const Operand& rows, std::size_t b
   const bool wide = type_ == Type::kInt4 && count >= kManyRows;
   const Product& product = variant.products[static_cast<int>(wide ? Type::kInt8 : type_)];
   const std::size_t tiles = parts_of(count, product.tile_rows);
-  const std::size_t at_once = tiles < kManyTiles && !wide ? units() : kUnitsAtOnce;
+  const std::size_t at_once = tiles < kManyTiles && !wide ? units_ : kUnitsAtOnce;
   const std::size_t group_units = kGroup / kUnit;
-  std::vector<char> widened_codes(wide ? std::min(units(), at_once) / group_units * kGroupBytes : 0);
+  std::vector<char> widened_codes(wide ? std::min(units_, at_once) / group_units * kGroupBytes : 0);
   if (product.begin != nullptr) product.begin();
-  for (std::size_t unit = 0; unit < units(); unit += at_once) {
-    const std::size_t some = std::min(at_once, units() - unit), group = unit / group_units;
+  for (std::size_t unit = 0; unit < units_; unit += at_once) {
+    const std::size_t some = std::min(at_once, units_ - unit), group = unit / group_units;
     for (std::size_t p = first; p < last; ++p) {
       const char* panel = memory_.data() + p * panel_bytes();
       Nibbles nibbles_here;

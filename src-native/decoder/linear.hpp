@@ -68,6 +68,11 @@ class Operand {
   std::vector<std::int32_t> starts_;
 };
 
+/// Inputs that are packed together, from a whole group on.
+struct Span {
+  std::size_t first, count;
+};
+
 /// The weights of a linear layer, packed.
 class Matrix {
  public:
@@ -106,19 +111,21 @@ class Matrix {
 
  private:
   std::size_t piece_panels(std::size_t rows, std::size_t threads) const;
-  std::size_t units() const;
   std::size_t panel_bytes() const;
-  std::size_t groups() const { return units() * kUnit / kGroup; }
+  std::size_t groups() const { return units_ * kUnit / kGroup; }
   Nibbles nibbles(std::size_t panel, std::size_t group) const;
   template <typename Value>
-  void put_nibbles(std::size_t output, std::size_t count, const Value* weights);
+  void put_nibbles(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
   void write_nibbles(std::size_t output, std::size_t group, Half scale, std::uint8_t zero, const std::uint8_t* codes);
-  bool put_codes_of(std::size_t output, const Coding& coding, const std::uint8_t* row);
+  bool put_codes_of(std::size_t output, std::size_t group, const Coding& coding, const std::uint8_t* row);
   template <typename Value>
-  void put(std::size_t output, std::size_t count, const Value* weights);
+  void put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
+  template <typename Work>
+  void each_part(std::size_t first, std::size_t count, std::size_t most, std::size_t threads, const Work& work) const;
 
   Type type_ = Type::kFloat32;
   std::size_t outputs_ = 0, inputs_ = 0;
+  std::size_t units_ = 0;  // of whole groups, as a tile of AMX needs it, too
   Memory memory_;
 };
 

@@ -89,7 +89,8 @@ def packed(form: str, rows: np.ndarray, width: int, coding: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("form", "coding"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("Q4_1", "int4"), ("Q4_K", "int4")]
+    ("form", "coding"),
+    [("Q8_0", "int8"), ("Q5_0", "int8"), ("Q4_0", "int4"), ("Q4_1", "int4"), ("Q4_K", "int4")],
 )
 @settings(max_examples=cases(6))
 @given(seed=st.integers(0, 999))

@@ -144,6 +144,7 @@ class GgufFile(WeightsFile):
 
     def _raw(self, name: str, rows: int) -> Iterator[torch.Tensor]:
         """Yield the bytes of the rows of the first dimension, in Hugging Face's order, in one buffer."""
+        import numpy as np
         import torch
 
         tensor = self.header.tensors[name]
@@ -161,10 +162,11 @@ class GgufFile(WeightsFile):
                             f"{self.path} is truncated: the data of {name}, shape {list(tensor.shape)}, ends "
                             "early; fetch the file again"
                         )
-                    part = torch.frombuffer(data, dtype=torch.uint8, count=size).view(-1, width)
+                    part = np.frombuffer(data, np.uint8, size).reshape(-1, width)
                     if head:
-                        part = part.view(-1, head // 2, 2, width).transpose(1, 2).reshape(-1, width)
-                    yield part
+                        # By numpy: a copy by torch leaves threads that keep a core busy for a while.
+                        part = part.reshape(-1, head // 2, 2, width).swapaxes(1, 2).reshape(-1, width)
+                    yield torch.from_numpy(part)
         except OSError as error:
             raise WeightsError(f"{self.path} cannot be read: {error.strerror}") from error
 
