@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeedge.base.errors import PipeEdgeError, WeightsError, one_line
 from pipeedge.base.files import OutputFile
 from pipeedge.base.program import program_name
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import count
 from pipeedge.doctor.findings import ok
 from pipeedge.doctor.notes import FindingLog
@@ -100,7 +101,7 @@ def _model_facts(
         weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
     if isinstance(model, DecoderModel):
         answers = _look_at_text_end(request, model, notes, outputs)
-        facts = rank_facts(request, model, weights=weights, items=answers, max_tokens=None)
+        facts = rank_facts(request, model, weights=weights, items=answers)
         return {**facts, "weights_error": weights_error}
     source = _look_at_data_end(request, model, notes, outputs)
     facts = rank_facts(
@@ -108,8 +109,7 @@ def _model_facts(
         model,
         weights=weights,
         items=None if source is None else len(source),
-        max_tokens=None if source is None else source.max_tokens,
-        lengths=None if source is None else source.lengths,
+        sizes=None if source is None else InputSizes(source.max_tokens, source.lengths),
         pixels=None if source is None else source.pixels,
     )
     return {**facts, "weights_error": weights_error}

@@ -13,7 +13,7 @@ import torch
 
 import pipeedge
 from pipeedge.base.payload import PixelTable
-from pipeedge.base.text_lengths import TextLengths
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import plural
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def rank_facts(
     *,
     weights: str | None,
     items: int | None,
-    max_tokens: int | None,
-    lengths: str | None = None,
-    texts: TextLengths | None = None,
+    sizes: InputSizes | None = None,
     pixels: PixelTable | None = None,
     memory_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -51,13 +49,11 @@ def rank_facts(
         model: Model of the run.
         weights: Fingerprint of the weights, or None if they are random.
         items: Number of items of the input, on the data rank.
-        max_tokens: Number of tokens of the longest sentence, on the data rank.
-        lengths: Histogram of the lengths of the sentences, on the data rank; None if they do not differ.
-        texts: Lengths of the texts to generate, on the data rank; None if they are unknown, or none are.
+        sizes: Sizes of the input, on the data rank; None if nothing is known of them.
         pixels: Values that the bytes of pictures stand for, on the data rank; None if none are sent.
         memory_bytes: Memory that the rank can allocate, or None if that is unknown.
     """
-    config = model.config
+    config, sizes = model.config, sizes or InputSizes()
     own_name = model.name if model.directory is None else None
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
     return {
@@ -69,9 +65,9 @@ def rank_facts(
         "memory_bytes": memory_bytes,
         "data_rank": request.schedule.data_rank,
         "items": items,
-        "max_tokens": max_tokens,
-        "lengths": lengths,
-        "texts": None if texts is None else texts.to_text(),
+        "max_tokens": sizes.tokens,
+        "lengths": sizes.lengths,
+        "texts": None if sizes.texts is None else sizes.texts.to_text(),
         "pixel_table": None if pixels is None else pixels.to_text(),
         "record_rows": request.output.record_rows,
         **{f"{_COMMON_OPTION}{name}": value for name, value in request.agreed(own_name).items()},

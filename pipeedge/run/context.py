@@ -277,7 +277,7 @@ class Prepared:
 
     device: torch.device
     interface: str
-    """Transports interface of the links."""
+    """Network interface of the links."""
     exporter: Exporter | None
     """Server of the metrics, or None."""
     data: DataEnds | None

@@ -16,6 +16,7 @@ from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, InfeasibleError, We
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.schedule import Schedule
+from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import figure, plural
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import Dropped, RunSnapshot, Switched
@@ -76,9 +77,7 @@ def find_facts(context: RankContext, weights: str | None, data: DataEnds | None)
         model,
         weights=weights,
         items=source.total if source is not None else None,
-        max_tokens=source.max_tokens if source is not None else None,
-        lengths=source.lengths if source is not None else None,
-        texts=data.lengths if data is not None else None,
+        sizes=None if data is None else InputSizes(data.source.max_tokens, data.source.lengths, data.lengths),
         pixels=source.pixels if source is not None else None,
         memory_bytes=available_bytes(),
     )

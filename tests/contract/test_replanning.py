@@ -104,7 +104,7 @@ def test_run_begins_without_ranks_that_never_came_if_it_could_go_on_without_them
     told = {}
     for rank in here:
         asked = request(f"{rank}{line[1:]}")
-        known = rank_facts(asked, MODEL, weights="w", items=None if rank else 40, max_tokens=None)
+        known = rank_facts(asked, MODEL, weights="w", items=None if rank else 40)
         told[rank] = FORMS.facts(Raw(encode(known)))
     asked = request(line)
     transports = Transports(make_endpoint(asked.transport, 0, asked.world.addr))

@@ -85,7 +85,7 @@ def begins_without_rank_1(left_out: Failure) -> str:
     asked = parse_runtime(line.split(), Environment()).request
     transports = cast(Any, SimpleNamespace())
     own = context.RankContext(asked, DIGITS, context.Program(Console, said.append), transports)
-    told = rank_facts(asked, DIGITS, weights="w", items=3, max_tokens=None)
+    told = rank_facts(asked, DIGITS, weights="w", items=3)
     Decider(own, left_out=lambda: {1: left_out}).decide({0: told})
     return said[0]
 
@@ -225,7 +225,6 @@ def an_option_on_the_wrong_rank(patch: Patch) -> str:
             DIGITS,
             weights=None,
             items=None,
-            max_tokens=None,
         )
         for line in ("0 2 -m vit-digits", "1 2 -m vit-digits --output out.csv")
     ]

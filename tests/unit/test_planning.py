@@ -130,7 +130,7 @@ def test_a_schedule_from_a_file(tmp_path: Path) -> None:
 
 
 def facts(**changed: Any) -> dict[str, Any]:
-    told = rank_facts(request("0 3 -m vit-digits"), DIGITS, weights="abc", items=None, max_tokens=None)
+    told = rank_facts(request("0 3 -m vit-digits"), DIGITS, weights="abc", items=None)
     assert set(changed) <= set(told)
     return {**told, **changed}
 
@@ -222,7 +222,7 @@ def test_options_may_be_given_to_every_rank_or_to_the_one_that_obeys_them() -> N
 
 def stated(rank: int, line: str, environment: Environment = Environment()) -> dict[str, Any]:  # noqa: B008
     asked = parse_runtime(f"{rank} 3 -m vit-digits {line}".split(), environment).request
-    return rank_facts(asked, DIGITS, weights="abc", items=None, max_tokens=None)
+    return rank_facts(asked, DIGITS, weights="abc", items=None)
 
 
 @pytest.mark.parametrize(
