@@ -46,10 +46,10 @@ def test_worst_images_take_five_bytes_a_pixel_and_leave_nothing(tmp_path: Path, 
     for mode, size in (("1", (9400, 9400)), ("1", (1358, 65_535)), ("P", (65_535, 1358)), ("1", (1, PIXELS))):
         path = tmp_path / f"{mode}_{size[0]}.png"
         Image.new(mode, size).save(path, exif=_turned())
-        paths += [path] * 5
+        paths += [path] * 3
     result = run_text(DECODE, tmp_path, quick_python, *map(str, paths))
     before, peak, after, refused = map(int, result.stdout.split())
-    assert refused == 5
+    assert refused == 3
     assert after - before < 100 * MIB
     assert peak - before < 5 * PIXELS
 
