@@ -108,7 +108,7 @@ class ScheduleRequest:
         ),
         help="with --dtype auto, --plan auto, or --link-bits auto for another objective: least fraction of "
         "items whose class must be that of float32, as profiled; 0 allows what was not measured, too (0 with "
-        "--dtype auto, else 0.99)",
+        "--dtype auto, else 0.99; for text, any profiled number type over uncompressed links)",
     )
     objective: str = option(
         "throughput",
