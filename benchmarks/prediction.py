@@ -439,6 +439,7 @@ def run_decoder(
             "prompt_token_ids": [chance.randrange(100, 40000) for _ in range(DECODER_PROMPT)],
             "max_tokens": DECODER_ANSWER,
             "temperature": 0,
+            "ignore_eos": True,
         }
         for _ in range(2 * streams if streams == 1 else streams)
     ]
@@ -449,6 +450,8 @@ def run_decoder(
     own = [
         *files,
         *context,
+        "--speculate",
+        "0",
         "--input",
         "prompts.jsonl",
         "--output",

@@ -606,8 +606,9 @@ class StepScheduler:
     def _begin(self, one: _Generated) -> bool:
         """Give a sequence the beginnings it shares, if it can run now; return whether it can.
 
-        Wanted are pages for its tokens, and a page more for everybody who runs. A sequence that has yielded
-        before waits until there are more, twice as many each time, so that it does not yield for ever.
+        Wanted are pages for its tokens, and for everybody who runs a page more than those for known tokens. A
+        sequence that has yielded before waits until there are more, twice as many each time, so that it does
+        not yield for ever.
         """
         free = 0 if self._pool is None else self._pool.free
         state = (one.number, free, self._window_reserved)
@@ -616,7 +617,9 @@ class StepScheduler:
         page, need = self.cache.page, self._window_need(one.end)
         self._share(one)
         expected = min(one.end, len(one.tokens) + page * 2 ** min(one.yielded, 16))
-        wanted = pages_of(expected, page) - len(one.lists.pages) + len(self._running)
+        wanted = pages_of(expected, page) - len(one.lists.pages)
+        for other in self._running.values():
+            wanted += 1 + max(0, pages_of(len(other.tokens), page) - len(other.lists.pages))
         enough = self._pool is None or wanted <= self._pool.free
         enough = enough and self._window_reserved + need <= self.cache.window_pages
         if self._running and not enough:

@@ -32,18 +32,18 @@ class _Span:
     """The time in which at least one sequence is in some state."""
 
     seconds: float = 0.0
-    _members: set[int] = field(default_factory=set)
+    members: set[int] = field(default_factory=set)
     _since: float = 0.0
 
     def enter(self, sequence: int, now: float) -> None:
-        if not self._members:
+        if not self.members:
             self._since = now
-        self._members.add(sequence)
+        self.members.add(sequence)
 
     def leave(self, sequence: int, now: float) -> None:
-        if sequence in self._members:
-            self._members.remove(sequence)
-            if not self._members:
+        if sequence in self.members:
+            self.members.remove(sequence)
+            if not self.members:
                 self.seconds += now - self._since
 
 
@@ -64,18 +64,23 @@ class TokenFigures:
     _reading: _Span = field(default_factory=_Span)
     _writing: _Span = field(default_factory=_Span)
     _later: int = 0
+    _together: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Seconds in which so many sequences were written and no prompt was read, and the tokens drawn then."""
+    _now: float = 0.0
     _last_at: dict[int, float] = field(default_factory=dict)
     _began: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def began(self, sequence: int, prompt_tokens: int, now: float) -> None:
         """Note that the first step of a sequence has begun."""
+        self._pass(now)
         self._began[sequence] = (now, prompt_tokens)
         self._reading.enter(sequence, now)
 
     def drew(self, sequence: int, now: float, tokens: int = 1) -> None:
         """Note further tokens of a sequence, which share the time since those before."""
-        self.completion_tokens += tokens
         before = self._last_at.get(sequence)
+        self._pass(now, 0 if before is None else tokens)
+        self.completion_tokens += tokens
         if before is not None and tokens:
             self.between_tokens_s += [(now - before) / tokens] * tokens
             self._later += tokens
@@ -89,11 +94,26 @@ class TokenFigures:
 
     def ended(self, sequence: int, now: float) -> None:
         """Note that a sequence has ended, or was given up."""
+        self._pass(now)
         self.answers += sequence in self._last_at
         self._began.pop(sequence, None)
         self._last_at.pop(sequence, None)
         self._reading.leave(sequence, now)
         self._writing.leave(sequence, now)
+
+    def _pass(self, now: float, drawn: int = 0) -> None:
+        """Count the time since the latest event, and the tokens that come at its end."""
+        if self._writing.members and not self._reading.members:
+            texts = len(self._writing.members)
+            seconds, tokens = self._together.get(texts, (0.0, 0))
+            self._together[texts] = seconds + now - self._now, tokens + drawn
+        self._now = now
+
+    @property
+    def together(self) -> tuple[int, float] | None:
+        """Most sequences that were written at a time, and their tokens a second while no prompt was read."""
+        known = ((texts, tokens / s) for texts, (s, tokens) in self._together.items() if s > 0 and tokens)
+        return max(known, default=None)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -113,12 +133,15 @@ class TokenFigures:
             cache_bytes: Size of the cache of each stage in bytes.
             state: State of the queue at the end.
         """
+        texts, rate = self.together or (0, None)
         first, between = list(self.first_token_s), list(self.between_tokens_s)
         return TextResult(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_tokens_per_s=self.decode_tokens_per_s,
+            texts_together=texts,
+            tokens_per_s_together=rate,
             first_token_s=Quantiles.of(first),
             between_tokens_s=Quantiles.of(between),
             context=context,
@@ -198,6 +221,10 @@ class TextResult:
     """Longest sequence in tokens."""
     cache_bytes: tuple[int, ...]
     """Size of the cache of each stage in bytes, of which the system provides what is used."""
+    texts_together: int = 0
+    """Most sequences that were written at a time while no prompt was read."""
+    tokens_per_s_together: float | None = None
+    """Tokens a second of so many sequences."""
     repeated_tokens: int = 0
     """Number of tokens to be computed again because a rank was lost, or the plan has changed."""
     partly_repeated_tokens: int = 0

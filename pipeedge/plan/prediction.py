@@ -211,8 +211,9 @@ def compare_text(prediction: TextPrediction, text: TextResult, pages_bytes: floa
         return None if measured is None else PredictedFigure(predicted, measured)
 
     first, between = text.first_token_s, text.between_tokens_s
+    all_grew = text.texts_together == prediction.streams
     return TextComparison(
-        figure(prediction.tokens_per_s, text.decode_tokens_per_s),
+        figure(prediction.tokens_per_s, text.tokens_per_s_together if all_grew else None),
         figure(prediction.between_tokens_s, None if between is None else between.p50),
         # Prompts that are read together take longer than the one that the prediction is for.
         figure(prediction.first_token_s, None if first is None or prediction.streams > 1 else first.p50),

@@ -211,6 +211,8 @@ void say_plan_of_run(const CommandLine& line, const Messages& messages, const An
 // "; with 8 streams, a context of 512 fits": how far the request of a decoder would have to be reduced.
 std::string what_fits(const CommandLine& line, const Answer& answer) {
   if (!answer.named.texts || !answer.why || !answer.why->of_memory()) return "";
+  // A problem is what it is, and standard input can be read once.
+  if (!line.problem.empty() || !line.conditions.empty()) return "";
   CommandLine smaller = line;
   smaller.solver.objective = Objective::kThroughput;
   smaller.solver.time_limit_s = std::min(line.solver.time_limit_s, 1.0);
@@ -252,7 +254,8 @@ std::string what_fits(const CommandLine& line, const Answer& answer) {
 
 // The head of a decoder is on the data host: says so if another host were a better one.
 void say_best_data_host(const CommandLine& line, const Messages& messages, const Answer& here) {
-  if (!here.named.texts || !line.problem.empty() || here.given || here.solution.status != Status::kOptimal) return;
+  if (!here.named.texts || !line.problem.empty() || !line.conditions.empty()) return;
+  if (here.given || here.solution.status != Status::kOptimal) return;
   CommandLine other = line;
   std::string best;
   double value = here.solution.objective;

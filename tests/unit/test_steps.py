@@ -380,3 +380,14 @@ def test_rows_for_a_cost_are_as_many_as_it_pays(cost: float, position: int, atte
     rows = limits.rows_for(cost, position)
     assert rows == 0 or limits.cost(position, rows) <= cost + 1e-6
     assert limits.cost(position, rows + 1) > cost - 1e-6
+
+
+def test_a_text_waits_until_there_is_room_beside_the_prompts_of_others() -> None:
+    """Two prompts come at once, and the pages are those of one text: nobody yields."""
+    world = StepWorld(StepLimits(context=40, rows=8), CacheSize(pages=10, page=PAGE))
+    for first in (1, 2):
+        world.add([first] * 24, 16, 16)
+    world.step()
+    assert (world.scheduler.running, world.scheduler.waiting) == (1, 1)
+    world.drain()
+    assert world.scheduler.yields == 0
