@@ -19,6 +19,16 @@ class ListedModel:
     spec: ModelSpec
 
     @property
+    def decodes(self) -> bool:
+        """Whether it generates text."""
+        return self.spec.context is not None
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text of a decoder in tokens."""
+        return self.spec.context or 0
+
+    @property
     def n_layers(self) -> int:
         """Number of layers."""
         return self.spec.layers

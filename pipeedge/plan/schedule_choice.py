@@ -156,6 +156,7 @@ def evaluate_schedule(
     schedule: Schedule,
     sizes: InputSizes,
     microbatch_size: int,
+    texts: TextRequest | None = None,
 ) -> PlanCosts:
     """Return what a schedule would cost in a run with the scheduler's files.
 
@@ -165,6 +166,7 @@ def evaluate_schedule(
         schedule: The schedule.
         sizes: Sizes of the input.
         microbatch_size: Number of items in a microbatch.
+        texts: Texts of a decoder; None for an encoder, or for those of the sizes.
 
     Raises:
         ScheduleError: There are no such files, or a link has no bandwidth.
@@ -182,6 +184,8 @@ def evaluate_schedule(
         links=LinkRequest(),
     )
     asked, _ = scheduler_request(request, model, sizes)
+    if texts is not None:
+        asked = dataclasses.replace(asked, texts=texts)
     if len(dtypes) > 1:
         size = 1 if _decodes(model) else microbatch_size  # steps of a decoder have any size
         asked = dataclasses.replace(asked, choice=Choice((size,), 0.0, dtypes, (0,)))
@@ -413,17 +417,17 @@ def scheduler_request(
         input_bytes=None if decodes else model.input_bytes(sizes.tokens, first, eight_bit=sizes.eight_bit),
         objective=wanted.objective,
         min_throughput=wanted.min_throughput,
-        texts=text_request(request, model, sizes.texts) if isinstance(model, Outline) and decodes else None,
+        texts=text_request(request, model, sizes.texts) if decodes else None,
     )
     return asked, unlisted
 
 
 def _decodes(model: CutModel) -> bool:
-    """Return whether a model generates text; one that only ``models.yml`` knows does not."""
-    return isinstance(model, Outline) and model.family.decodes
+    """Return whether a model generates text."""
+    return model.family.decodes if isinstance(model, Outline) else model.decodes
 
 
-def text_request(request: RunRequest, model: Outline, texts: TextLengths | None) -> TextRequest:
+def text_request(request: RunRequest, model: CutModel, texts: TextLengths | None) -> TextRequest:
     """Return the texts of a decoder that a plan is for.
 
     Without ``--context``, memory is for the longest prompt and answer together; if they are unknown, for a

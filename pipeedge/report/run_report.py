@@ -301,9 +301,12 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         yield from _text_lines(report.text)
     if report.undisturbed_s is not None and report.undisturbed_s > 0 and report.elapsed_s > 0:
         undisturbed_s, lost = report.undisturbed_s, percent(report.undisturbed_s / report.elapsed_s - 1)
+        done, unit = report.items, "items"
+        if report.text is not None:
+            done, unit = report.text.completion_tokens, "tokens"
         yield (
             f"losses      cost {report.elapsed_s - undisturbed_s:.2f} s, {lost} throughput; without them "
-            f"{figure(report.items / undisturbed_s)} items/s ({undisturbed_s:.2f} s)"
+            f"{figure(done / undisturbed_s)} {unit}/s ({undisturbed_s:.2f} s)"
         )
     for number, line in enumerate(epoch_lines(report.epochs, how)):
         yield f"{'' if number else 'epochs':<12}{line}"
@@ -312,7 +315,7 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
     if report.comparison is not None:
         yield from _comparison_lines(report.comparison, how)
     if report.text_comparison is not None and report.prediction is not None:
-        yield from _text_comparison_lines(report.text_comparison, report.prediction)
+        yield from _text_comparison_lines(report.text_comparison, report.prediction, how)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
     # The next step of a sequence waits for its last token, so few of them leave a pipeline idle.
     waits = (Part.INPUT, Part.REQUESTS) if report.text is None else ()
@@ -451,8 +454,8 @@ def _comparison_lines(comparison: Comparison, how: str) -> Iterator[str]:
         yield f"            {remark}"
 
 
-def _text_comparison_lines(comparison: TextComparison, prediction: Prediction) -> Iterator[str]:
-    """Yield a line for each figure of texts that was predicted and measured."""
+def _text_comparison_lines(comparison: TextComparison, prediction: Prediction, how: str) -> Iterator[str]:
+    """Yield a line for each figure of texts that was predicted, and measured or simulated."""
     text = prediction.text
     streams = "" if text is None else f" of {count(text.streams, 'stream')}"
     shown: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -464,7 +467,7 @@ def _text_comparison_lines(comparison: TextComparison, prediction: Prediction) -
     for name, figures in comparison.figures():
         what, format_value = shown[name]
         yield (
-            f"predicted   {format_value(figures.predicted)} {what}, measured "
+            f"predicted   {format_value(figures.predicted)} {what}, {how} "
             f"{format_value(figures.measured)} ({percent(figures.error or 0.0)})"
         )
     if text is not None:

@@ -26,7 +26,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.simulate.options import Loss, RecoveryRequest
 from pipeedge.simulate.simulation import SimulatedRun
 
-__all__ = ["LossyRun", "SimulatedEpoch", "simulate_epochs"]
+__all__ = ["LossyRun", "LossyWorld", "Recoveries", "SimulatedEpoch", "simulate_epochs"]
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,11 @@ class SimulatedEpoch:
 
 
 @dataclass(frozen=True)
-class LossyRun:
-    """What a run that loses ranks is simulated with."""
+class LossyWorld:
+    """Ranks that may be lost, and what is planned then."""
 
-    items: int
-    microbatch_size: int
     ranks: int
     data_rank: int
-    simulate: Callable[[Schedule, int, Sequence[int]], SimulatedRun]
-    """Simulates a schedule with the last items, and keeps every moment of some stages."""
     plan: Callable[[Schedule, Sequence[Survivor]], PlannedSchedule | str]
     """Plans for the ranks that are left, or says why nothing fits."""
     room_bytes: Callable[[int], float]
@@ -80,6 +76,16 @@ class LossyRun:
     """Returns the host of a rank."""
     load_bytes: Callable[[Schedule, int, StagePlan | None], float]
     """Returns the bytes that the rank of a stage loads, given the stage that it has loaded."""
+
+
+@dataclass(frozen=True)
+class LossyRun(LossyWorld):
+    """What a run of an encoder that loses ranks is simulated with."""
+
+    items: int
+    microbatch_size: int
+    simulate: Callable[[Schedule, int, Sequence[int]], SimulatedRun]
+    """Simulates a schedule with the last items, and keeps every moment of some stages."""
 
 
 def simulate_epochs(
@@ -97,60 +103,44 @@ def simulate_epochs(
         RequestError: A rank does not exist.
         InfeasibleError: A loss ends the run.
     """
-    for loss in losses:
-        if loss.rank >= world.ranks:
-            raise RequestError(f"--lose {loss}: the ranks are 0 to {world.ranks - 1}")
     return list(_Epochs(world, planned, losses, recovery))
 
 
-class _Epochs:
-    """The epochs of a run, one after the other."""
+class Recoveries:
+    """The losses of a run, and the plans that follow them.
+
+    Args:
+        world: The ranks.
+        planned: The first plan.
+        losses: Losses, in any order.
+        recovery: Seconds of each step of a recovery.
+
+    Raises:
+        RequestError: A rank does not exist.
+    """
 
     def __init__(
         self,
-        world: LossyRun,
+        world: LossyWorld,
         planned: PlannedSchedule,
         losses: Sequence[Loss],
         recovery: RecoveryRequest,
     ) -> None:
+        for loss in losses:
+            if loss.rank >= world.ranks:
+                raise RequestError(f"--lose {loss}: the ranks are 0 to {world.ranks - 1}")
+        self.planned = planned
+        """The latest plan."""
         self._world = world
-        self._planned = planned
         self._coming = sorted(losses, key=lambda loss: loss.at_s)
         self._recovery = recovery
         self._left = set(range(world.ranks))
-        self._holds: dict[int, StagePlan] = {}
-        self._written = 0
+        self._holds = {stage.rank: stage for stage in planned.schedule.stages}
 
-    def __iter__(self) -> Iterator[SimulatedEpoch]:
-        epoch = self._begun(EpochRecord(1, self._planned.schedule, 0.0))
-        while (lost := self._next_lost(epoch.since_s + epoch.length_s, epoch.planned.schedule)) is not None:
-            ended = self._stopped(epoch, lost)
-            if ended.results == epoch.run.model.microbatches:  # the run was complete before anybody noticed
-                break
-            self._written += ended.results or 0
-            yield ended
-            epoch = self._after(ended, lost)
-        yield replace(epoch, record=self._measured(epoch.record, epoch.run, None))
-
-    def _begun(self, record: EpochRecord) -> SimulatedEpoch:
-        """Return an epoch that starts with what is left, when all its ranks have loaded their layers."""
-        schedule, world = self._planned.schedule, self._world
-        self._holds |= {stage.rank: stage for stage in schedule.stages}
-        threatened = {loss.rank for loss in self._coming}
-        watched = [number for number, stage in enumerate(schedule.stages) if stage.rank in threatened]
-        run = world.simulate(schedule, world.items - self._written * world.microbatch_size, watched)
-        prediction = self._planned.prediction
-        record = with_fields(
-            record,
-            predicted_items_per_s=None if prediction is None else prediction.throughput_items_per_s,
-            filling_s=float(run.result_at[0]) if record.cause else 0.0,
-        )
-        return SimulatedEpoch(self._planned, run, record, record.started_s)
-
-    def _next_lost(self, until_s: float, schedule: Schedule) -> Loss | None:
-        """Return the next loss of a rank with a part in a schedule, before ``until_s``."""
-        ranks = {*schedule.ranks, self._world.data_rank, 0}
-        while self._coming and self._coming[0].at_s < until_s:
+    def next_lost(self, before_s: float) -> Loss | None:
+        """Return the next loss of a rank with a part in the plan, before a moment."""
+        ranks = {*self.planned.schedule.ranks, self._world.data_rank, 0}
+        while self._coming and self._coming[0].at_s < before_s:
             loss = self._coming.pop(0)
             if loss.rank in self._left:
                 self._left.discard(loss.rank)
@@ -158,62 +148,35 @@ class _Epochs:
                     return loss
         return None
 
-    def _stopped(self, epoch: SimulatedEpoch, lost: Loss) -> SimulatedEpoch:
-        """Return ``epoch`` as the loss has ended it."""
-        stopped_s = lost.at_s + self._recovery.detect_s
-        run, local_s = epoch.run, stopped_s - epoch.since_s
-        stage = epoch.planned.schedule.stage_of(lost.rank)
-        came = run.result_at <= local_s
-        if stage is not None:  # what had passed the lost rank goes on
-            came &= run.posted(stage) <= lost.at_s - epoch.since_s
-        results = int(np.count_nonzero(came))
-        return replace(
-            epoch,
-            record=self._measured(epoch.record, run, results),
-            stopped_s=stopped_s,
-            lost_s={lost.rank: lost.at_s},
-            results=results,
-        )
+    def recover(self, lost: Loss, number: int) -> EpochRecord:
+        """Plan after a loss; return the epoch that follows, number ``number``.
 
-    def _measured(self, record: EpochRecord, run: SimulatedRun, results: int | None) -> EpochRecord:
-        """Return the record of an epoch with what came of it."""
-        size, at = self._world.microbatch_size, run.result_at[:results]
-        items = len(at) * size
-        if results is None:
-            items = self._world.items - self._written * size
-        seconds = float(at[-1] - at[0]) if len(at) else 0.0
-        return with_fields(
-            record, items=items, steady_items_per_s=(items - size) / seconds if seconds > 0 else None
-        )
-
-    def _after(self, ended: SimulatedEpoch, lost: Loss) -> SimulatedEpoch:
-        """Return the epoch that follows, unless the loss ends the run."""
-        recovery, before = self._recovery, ended.planned.schedule
-        fed = int(np.count_nonzero(ended.run.fed_at <= ended.stopped_s - ended.since_s))
-        results = ended.results or 0
-        repeated = min(fed - results, STAGES_AHEAD * len(before.stages))
-        failed_s, ranks, ready_s, cause = ended.stopped_s, [lost.rank], 0.0, self._cause(lost, before)
+        Raises:
+            InfeasibleError: The loss ends the run.
+        """
+        recovery, before = self._recovery, self.planned.schedule
+        stopped_s = failed_s = lost.at_s + recovery.detect_s
+        ranks, ready_s, cause = [lost.rank], 0.0, self._cause(lost, before)
         while True:
             self._plan(before, lost)
             planned_s = failed_s + recovery.plan_s
             ready_s = planned_s + self._loading_s()
-            again = self._next_lost(ready_s, self._planned.schedule)
+            again = self.next_lost(ready_s)
             if again is None:
                 break
-            lost, cause = again, f"{cause}; {self._cause(again, self._planned.schedule)}"
+            lost, cause = again, f"{cause}; {self._cause(again, self.planned.schedule)}"
             ranks.append(lost.rank)
             failed_s = lost.at_s + recovery.detect_s
-        record = EpochRecord(
-            ended.record.number + 1,
-            self._planned.schedule,
+        self._holds |= {stage.rank: stage for stage in self.planned.schedule.stages}
+        return EpochRecord(
+            number,
+            self.planned.schedule,
             ready_s,
             cause=cause,
             lost=tuple(ranks),
-            waiting_s=planned_s - ended.stopped_s,
+            waiting_s=planned_s - stopped_s,
             preparing_s=ready_s - planned_s,
-            repeated=max(0, repeated),
         )
-        return self._begun(record)
 
     def _cause(self, lost: Loss, schedule: Schedule) -> str:
         stage, host = schedule.stage_of(lost.rank), self._world.host(lost.rank)
@@ -246,13 +209,89 @@ class _Epochs:
             raise InfeasibleError(
                 f"--lose {lost}: the run ends there, because nothing fits without it: {found}"
             )
-        self._planned = found
+        self.planned = found
 
     def _loading_s(self) -> float:
         """Return the seconds until each rank of the plan has the layers that it lacks."""
-        schedule = self._planned.schedule
+        schedule = self.planned.schedule
         needed = [
             self._world.load_bytes(schedule, number, self._holds.get(stage.rank))
             for number, stage in enumerate(schedule.stages)
         ]
         return max(needed, default=0.0) / self._recovery.load_bytes_per_s
+
+
+class _Epochs(Recoveries):
+    """The epochs of a run, one after the other."""
+
+    def __init__(
+        self,
+        world: LossyRun,
+        planned: PlannedSchedule,
+        losses: Sequence[Loss],
+        recovery: RecoveryRequest,
+    ) -> None:
+        super().__init__(world, planned, losses, recovery)
+        self._run = world
+        self._written = 0
+
+    def __iter__(self) -> Iterator[SimulatedEpoch]:
+        epoch = self._begun(EpochRecord(1, self.planned.schedule, 0.0))
+        while (lost := self.next_lost(epoch.since_s + epoch.length_s)) is not None:
+            ended = self._stopped(epoch, lost)
+            if ended.results == epoch.run.model.microbatches:  # the run was complete before anybody noticed
+                break
+            self._written += ended.results or 0
+            yield ended
+            epoch = self._after(ended, lost)
+        yield replace(epoch, record=self._measured(epoch.record, epoch.run, None))
+
+    def _begun(self, record: EpochRecord) -> SimulatedEpoch:
+        """Return an epoch that starts with what is left, when all its ranks have loaded their layers."""
+        schedule, world = self.planned.schedule, self._run
+        threatened = {loss.rank for loss in self._coming}
+        watched = [number for number, stage in enumerate(schedule.stages) if stage.rank in threatened]
+        run = world.simulate(schedule, world.items - self._written * world.microbatch_size, watched)
+        prediction = self.planned.prediction
+        record = with_fields(
+            record,
+            predicted_items_per_s=None if prediction is None else prediction.throughput_items_per_s,
+            filling_s=float(run.result_at[0]) if record.cause else 0.0,
+        )
+        return SimulatedEpoch(self.planned, run, record, record.started_s)
+
+    def _stopped(self, epoch: SimulatedEpoch, lost: Loss) -> SimulatedEpoch:
+        """Return ``epoch`` as the loss has ended it."""
+        stopped_s = lost.at_s + self._recovery.detect_s
+        run, local_s = epoch.run, stopped_s - epoch.since_s
+        stage = epoch.planned.schedule.stage_of(lost.rank)
+        came = run.result_at <= local_s
+        if stage is not None:  # what had passed the lost rank goes on
+            came &= run.posted(stage) <= lost.at_s - epoch.since_s
+        results = int(np.count_nonzero(came))
+        return replace(
+            epoch,
+            record=self._measured(epoch.record, run, results),
+            stopped_s=stopped_s,
+            lost_s={lost.rank: lost.at_s},
+            results=results,
+        )
+
+    def _measured(self, record: EpochRecord, run: SimulatedRun, results: int | None) -> EpochRecord:
+        """Return the record of an epoch with what came of it."""
+        size, at = self._run.microbatch_size, run.result_at[:results]
+        items = len(at) * size
+        if results is None:
+            items = self._run.items - self._written * size
+        seconds = float(at[-1] - at[0]) if len(at) else 0.0
+        return with_fields(
+            record, items=items, steady_items_per_s=(items - size) / seconds if seconds > 0 else None
+        )
+
+    def _after(self, ended: SimulatedEpoch, lost: Loss) -> SimulatedEpoch:
+        """Return the epoch that follows, unless the loss ends the run."""
+        before = ended.planned.schedule
+        fed = int(np.count_nonzero(ended.run.fed_at <= ended.stopped_s - ended.since_s))
+        repeated = min(fed - (ended.results or 0), STAGES_AHEAD * len(before.stages))
+        record = self.recover(lost, ended.record.number + 1)
+        return self._begun(with_fields(record, repeated=max(0, repeated)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.program import program_name
-from pipeedge.base.text_lengths import check_lengths, longest_of
+from pipeedge.base.text_lengths import TextLengths, check_lengths, longest_of
 from pipeedge.base.wording import count
 from pipeedge.request.config import (
     ENCRYPTED,
@@ -33,6 +33,7 @@ from pipeedge.request.declared import (
     options_of,
 )
 from pipeedge.request.files import DEFAULT_ITEMS, OutputRequest
+from pipeedge.request.generation import CacheRequest
 from pipeedge.request.keys import KeyRequest
 from pipeedge.request.parsing import OneLineParser, add_common, dtype_names
 from pipeedge.request.profiled import ProfiledRequest
@@ -41,6 +42,7 @@ from pipeedge.request.scheduling import LinkRequest, ScheduleRequest
 __all__ = ["Loss", "RecoveryRequest", "SimulationRequest", "parse_simulate"]
 
 MAX_MICROBATCHES = 1_000_000
+_USUAL_CONTEXT = 2048
 _NOT_NEGATIVE = Check(lambda seconds: 0 <= seconds < math.inf, "must not be negative")
 
 
@@ -145,6 +147,25 @@ class SimulationRequest(ProfiledRequest):
         type=_lengths,
         help="how many sentences there are of each length, for text models (all as long as the longest)",
     )
+    context: int | None = option_like(
+        CacheRequest,
+        "context",
+        help="longest text of a decoder in tokens, which its cache is for (that of -m, at most 2048)",
+    )
+    prompt_tokens: int | None = option(
+        None,
+        "--prompt-tokens",
+        type=int,
+        check=at_least(1),
+        help="tokens of each prompt of a decoder (a quarter of --context)",
+    )
+    answer_tokens: int | None = option(
+        None,
+        "--answer-tokens",
+        type=int,
+        check=at_least(1),
+        help="tokens of each answer (the rest of --context)",
+    )
     partition: tuple[int, ...] | None = option_like(
         ScheduleRequest,
         "partition",
@@ -240,6 +261,38 @@ class SimulationRequest(ProfiledRequest):
         known = None if self.lengths is None else longest_of(self.lengths)
         return max((length for length in (self.tokens, known) if length is not None), default=None)
 
+    def text_lengths(self, longest: int) -> TextLengths:
+        """Return the texts of a decoder, whose context is ``longest``.
+
+        Raises:
+            RequestError: They do not fit, are too many, or an option is for encoders.
+        """
+        useless = (
+            ("--tokens", self.tokens),
+            ("--lengths", self.lengths),
+            ("-q/--quant", self.quant_bits),
+            ("--link-bits", self.link_bits),
+            ("--read-s", self.read_s),
+            ("--write-s", self.write_s),
+        )
+        for name, value in useless:
+            if value:
+                raise RequestError(f"{self.model_name} generates text: leave out {name}")
+        context = min(longest, _USUAL_CONTEXT) if self.context is None else self.context
+        prompt = max(1, context // 4) if self.prompt_tokens is None else self.prompt_tokens
+        answer = max(1, context - prompt) if self.answer_tokens is None else self.answer_tokens
+        if context > longest or prompt + answer > context:
+            raise RequestError(
+                f"{self.model_name} has a context of {count(longest, 'token')}: a prompt of {prompt} and an "
+                f"answer of {answer} have to fit into --context {context}"
+            )
+        if self.items * answer > MAX_MICROBATCHES:
+            raise RequestError(
+                f"-b/--batch-size {self.items}: that makes {count(self.items * answer, 'token')}, and at "
+                f"most {MAX_MICROBATCHES} can be simulated"
+            )
+        return TextLengths(prompt, answer, context, self.items)
+
     @property
     def codec_bytes_per_s(self) -> float | None:
         """Uncompressed bytes that a stage encodes, or decodes, per second, or None if that takes no time."""
@@ -296,6 +349,7 @@ class SimulationRequest(ProfiledRequest):
             links=LinkRequest(self.quant_bits, self.link_bits),
             transport=TransportRequest(comm),
             microbatch_size=self.microbatch_size,
+            cache=CacheRequest(self.context),
         )
 
 
@@ -319,6 +373,7 @@ SECTIONS = (
         "run",
         (
             *options_of(SimulationRequest, "model_name", "items", "microbatch_size", "tokens", "lengths"),
+            *options_of(SimulationRequest, "context", "prompt_tokens", "answer_tokens"),
             *options_of(SimulationRequest, "codec_mb_per_s", "read_s", "write_s"),
         ),
     ),

@@ -31,14 +31,16 @@ from pipeedge.plan.schedule_choice import (
     plan_after_loss,
     plan_schedule,
 )
+from pipeedge.plan.scheduler import TextRequest
 from pipeedge.plan.spec_files import find_named, read_files, rename_profiles
 from pipeedge.plan.specs import BYTES_PER_MB, ModelSpec
 from pipeedge.report.run_report import RunReport, print_report, save_body
 from pipeedge.request.config import MAX_WORLD
 from pipeedge.simulate.cluster import SimulatedCluster, StageMemory, Workload, host_of
-from pipeedge.simulate.losses import LossyRun, SimulatedEpoch, simulate_epochs
+from pipeedge.simulate.losses import LossyRun, LossyWorld, SimulatedEpoch, simulate_epochs
 from pipeedge.simulate.options import SimulationRequest
 from pipeedge.simulate.simulation import SimulatedRun, simulate
+from pipeedge.simulate.texts import FinishedTexts, TextLoad, simulate_texts
 
 __all__ = ["FinishedSimulation", "run", "simulate_request"]
 
@@ -211,12 +213,12 @@ def _cut_off(span: Span, until_s: float) -> Span | None:
     return replace(span, end_s=min(span.end_s, until_s)) if span.start_s < until_s else None
 
 
-def simulate_request(request: SimulationRequest) -> FinishedSimulation:
+def simulate_request(request: SimulationRequest) -> FinishedSimulation | FinishedTexts:
     """Read the files, plan as a run with these options would, and simulate it.
 
     Raises:
         SpecError: A file cannot be read, or lacks something.
-        RequestError: The model is not listed, or generates text.
+        RequestError: The model is not listed, or an option is not for it.
         ScheduleError: The schedule does not fit these hosts.
         InfeasibleError: No schedule is feasible.
     """
@@ -233,16 +235,12 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
             f"{request.models_file} does not list the model {request.model_name}; it lists "
             f"{', '.join(files.models)}"
         )
-    if spec.context is not None:
-        raise RequestError(
-            f"{request.model_name} generates text, and the simulation plays runs of encoders; "
-            "pipeedge schedule predicts its tokens a second"
-        )
+    lengths = None if spec.context is None else request.text_lengths(spec.context)
     model = _model(request.model_name, spec)
     named, names = _rank_names(request, cluster)
     data_rank = _data_rank(request, names, cluster)
     as_run = request.of_run(len(names), names if named else None, data_rank)
-    sizes = InputSizes(request.longest, request.lengths)
+    sizes = InputSizes(request.longest, request.lengths, texts=lengths)
     planned = plan_schedule(as_run, model, sizes)
     load = _workload(request, planned, spec)
     data_host = names[data_rank]
@@ -252,10 +250,10 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
     known = data_host if cluster.knows(data_host) else None
 
     @cache
-    def costs_of(schedule: Schedule) -> PlanCosts:
+    def costs_of(schedule: Schedule, texts: TextRequest | None = None) -> PlanCosts:
         for stage in schedule.stages:
             cluster.profile(stage, load)  # or say what is missing
-        return evaluate_schedule(as_run, model, schedule, sizes, load.microbatch_size)
+        return evaluate_schedule(as_run, model, schedule, sizes, load.microbatch_size, texts)
 
     def simulated(schedule: Schedule, items: int, drawn: Sequence[int] = ()) -> SimulatedRun:
         return simulate(replace(load, items=items).pipeline(costs_of(schedule), known), drawn=drawn)
@@ -272,14 +270,11 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
             if has is None or not has.start <= layer < has.stop
         )
 
-    world = LossyRun(
-        items=load.items,
-        microbatch_size=load.microbatch_size,
+    world = LossyWorld(
         ranks=len(names),
         data_rank=data_rank,
-        simulate=simulated,
         plan=lambda before, survivors: plan_after_loss(
-            replace(as_run, microbatch_size=load.microbatch_size),
+            as_run if lengths else replace(as_run, microbatch_size=load.microbatch_size),
             model,
             before,
             survivors,
@@ -290,7 +285,13 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation:
         host=lambda rank: names[rank] if named else None,
         load_bytes=load_bytes,
     )
-    epochs = tuple(simulate_epochs(world, planned, request.losses, request.recovery))
+    if lengths is not None:
+        texts = TextLoad(request.model_name, request.microbatch_size, lengths)
+        return simulate_texts(texts, planned, world, names, costs_of, request)
+    lossy = LossyRun(
+        **vars(world), items=load.items, microbatch_size=load.microbatch_size, simulate=simulated
+    )
+    epochs = tuple(simulate_epochs(lossy, planned, request.losses, request.recovery))
     undisturbed_s = epochs[0].run.length_s
     found = FinishedSimulation(cluster, load, data_rank, epochs, undisturbed_s, (), costs_of)
     return replace(found, notes=(*planned.notes, *_notes(found, request)))
@@ -336,7 +337,8 @@ def _data_rank(request: SimulationRequest, names: Sequence[str], cluster: Simula
 
 
 def _workload(request: SimulationRequest, planned: PlannedSchedule, spec: ModelSpec) -> Workload:
-    size = planned.microbatch_size or request.microbatch_size
+    # The profile of a decoder is that of one row.
+    size = 1 if spec.context else planned.microbatch_size or request.microbatch_size
     request.microbatches(size)
     return Workload(
         model_name=request.model_name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,18 +12,21 @@ import pytest
 import torch
 from text_ranks import PUZZLES, run_ranks
 
-from pipeedge.base.errors import PipeEdgeError, RequestError
+from pipeedge.base.errors import InfeasibleError, PipeEdgeError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.text_lengths import InputSizes
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.registry import find_any
 from pipeedge.plan import scheduler
 from pipeedge.plan.schedule_choice import Following, scheduler_request
+from pipeedge.report import read_run
+from pipeedge.report.render import render_run
 from pipeedge.request.environment import Environment
 from pipeedge.request.options import parse_runtime
 from pipeedge.run.preview import show_schedule
 from pipeedge.simulate.options import parse_simulate
 from pipeedge.simulate.session import simulate_request
+from pipeedge.simulate.texts import FinishedTexts
 
 NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
@@ -155,8 +158,83 @@ def test_losses_are_told_in_tokens(tmp_path: Path) -> None:
     assert losses[1][1].endswith(" tokens/s on the others")
 
 
-def test_a_decoder_is_not_simulated(tmp_path: Path) -> None:
-    scheduled = write_cluster(tmp_path, ends_mb=0.1, mem_mb=50)
-    asked = parse_simulate(["-m", str(PUZZLES), *map(str, scheduled)])
-    with pytest.raises(RequestError, match="generates text, and the simulation plays runs of encoders"):
-        simulate_request(asked)
+def simulated(scheduled: Sequence[object], *options: object) -> FinishedTexts:
+    found = simulate_request(parse_simulate(["-m", str(PUZZLES), *map(str, (*scheduled, *options))]))
+    assert isinstance(found, FinishedTexts)
+    return found
+
+
+def test_a_simulated_text_takes_the_sum_of_its_steps(tmp_path: Path) -> None:
+    scheduled = write_cluster(tmp_path, 0.1, 8, slower=1)
+    prompt, answer = 60, 40
+    sizes = ("-b", 1, "-u", 1, "--context", 128, "--prompt-tokens", prompt, "--answer-tokens", answer)
+    found = simulated(scheduled, *sizes, "-pt", "1,16")
+
+    def step_s(rows: int, first: int) -> float:
+        layers = 16 * max(1e-4, rows * 1e-5)
+        attention = 4 * 1e-8 * sum(range(first + 1, first + rows + 1))
+        return layers + attention + 1e-5 * (1 + rows) + 2e-5
+
+    steps = [step_s(prompt, 0), *(step_s(1, position) for position in range(prompt, prompt + answer - 1))]
+    assert found.length_s == pytest.approx(sum(steps), rel=1e-2)
+    figures = found.report().text
+    assert figures is not None
+    assert figures.completion_tokens == answer
+    assert figures.first_token_s is not None
+    assert figures.first_token_s.p50 == pytest.approx(steps[0], rel=1e-2)
+
+
+@pytest.mark.parametrize(("streams", "mem_mb"), [(1, 1.6), (6, 2.8)])
+def test_a_simulated_run_of_texts_has_the_rate_that_was_predicted(
+    streams: int, mem_mb: float, tmp_path: Path
+) -> None:
+    scheduled = write_cluster(tmp_path, 0.1, mem_mb, slower=1)
+    kinds = json.loads((tmp_path / "sdt.yml").read_text())
+    kinds["large"]["mem_MB"] = mem_mb
+    (tmp_path / "sdt.yml").write_text(json.dumps(kinds))
+    sizes = ("-b", streams, "-u", streams, "--context", 128, "--prompt-tokens", 32, "--answer-tokens", 90)
+    found = simulated(scheduled, *sizes, "--data-host", 0)
+    assert len(found.schedule.stages) == 2
+    comparison = found.report().text_comparison
+    assert comparison is not None
+    figures = dict(comparison.figures())
+    wanted = {"tokens_per_s", "between_tokens_s", "cache_bytes"} | (
+        {"first_token_s"} if streams == 1 else set()
+    )
+    assert figures.keys() == wanted
+    for name, figure in figures.items():
+        assert figure.error == pytest.approx(0.0, abs=0.1), name
+
+
+def test_simulated_texts_go_on_after_a_loss(tmp_path: Path) -> None:
+    """The tokens so far are computed again, and all texts are written."""
+    scheduled = write_cluster(tmp_path, 0.1, 100, slower=1)
+    (tmp_path / "sd.yml").write_text(json.dumps({"small": ["0", "2"], "large": ["1"]}))
+    sizes = ("-b", 6, "-u", 3, "--context", 128, "--prompt-tokens", 70, "--answer-tokens", 50)
+    options = (*sizes, "-pt", "1,4,5,8,9,16", "--transport", "tcp", "--lose", "1@0.15", "--detect-s", "0.01")
+    found = simulated(scheduled, *options)
+    report = found.report()
+    assert report.text is not None
+    assert report.text.completion_tokens == 6 * 50
+    assert [one.record.number for one in found.epochs] == [1, 2]
+    assert found.length_s > found.undisturbed_s
+    assert report.text.repeated_tokens > 0
+    body = found.to_body(["pipeedge", "simulate"])
+    assert read_run(body, "the report").epochs
+    render_run(read_run(body, "the report"))
+
+
+@pytest.mark.parametrize("mem_mb", [2.2, 3.5])
+def test_texts_are_planned_again_after_a_loss(mem_mb: float, tmp_path: Path) -> None:
+    """The scheduler is told what hosts have loaded, and says which plan follows, or why there is none."""
+    scheduled = write_cluster(tmp_path, 0.1, mem_mb, slower=1)
+    kinds = json.loads((tmp_path / "sdt.yml").read_text())
+    kinds["large"]["mem_MB"] = 2.2
+    (tmp_path / "sdt.yml").write_text(json.dumps(kinds))
+    sizes = ("-b", 4, "-u", 4, "--context", 128, "--prompt-tokens", 32, "--answer-tokens", 90)
+    options = (*scheduled, *sizes, "--transport", "tcp", "--lose", "1@0.1")
+    if mem_mb < 3:
+        with pytest.raises(InfeasibleError, match=r"--lose 1@0.1: .* nothing fits without it: .* memory"):
+            simulated(options)
+    else:
+        assert simulated(options).schedule.ranks == (0,)

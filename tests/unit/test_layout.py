@@ -57,6 +57,8 @@ PURE = (
     "base.fields",
     "launch.commands",
     "observe.metrics",
+    "decoding.speculation",
+    "simulate.steps",
     "plan.after_loss",
     "plan.cache_owners",
     "profile.step_fit",
