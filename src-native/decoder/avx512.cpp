@@ -8,18 +8,19 @@ constexpr size_t kTileRows = 12;
 constexpr size_t kCodeRows = 4;
 
 /// As in avx2.cpp.
-struct SignedQuads {
+struct SignedQuads : OneUnit<SignedQuads> {
   using Sums = Ints;
-  struct Codes {
+  using Columns = Ints;
+  struct Spread {
     __m512i sizes;
     __mmask64 negative;
   };
   static Ints begin(int32_t) { return Ints{}; }
-  static Codes spread(int32_t four) {
-    const __m512i all = _mm512_set1_epi32(four);
+  static Spread spread(uint32_t four) {
+    const __m512i all = reinterpret_cast<__m512i>(Bits{} + four);
     return {_mm512_abs_epi8(all), _mm512_movepi8_mask(all)};
   }
-  static void add(const Codes& x, Ints columns, Ints& sums) {
+  static void add(const Spread& x, Ints columns, Ints& sums) {
     const __m512i zero = _mm512_set1_epi8(static_cast<char>(kZero)), ones = _mm512_set1_epi16(1);
     const __m512i w = _mm512_xor_si512(reinterpret_cast<__m512i>(columns), zero);
     const __m512i with_sign = _mm512_mask_sub_epi8(w, x.negative, _mm512_setzero_si512(), w);
@@ -31,19 +32,16 @@ struct SignedQuads {
 /// As in avx2.cpp.
 struct ShortQuads {
   using Sums = __m512i;
-  using Codes = __m512i;
-  static Sums begin(int32_t) { return _mm512_setzero_si512(); }
-  static Codes spread(int32_t four) { return _mm512_set1_epi32(four); }
-  static void add(const Codes& x, Ints columns, Sums& sums) {
-    sums = _mm512_add_epi16(sums, _mm512_maddubs_epi16(reinterpret_cast<__m512i>(columns), x));
-  }
+  static __m512i spread(uint32_t four) { return reinterpret_cast<__m512i>(Bits{} + four); }
+  static Sums first(__m512i x, Ints columns) { return _mm512_maddubs_epi16(reinterpret_cast<__m512i>(columns), x); }
+  static void add(__m512i x, Ints columns, Sums& sums) { sums = _mm512_add_epi16(sums, first(x, columns)); }
   static Ints total(Sums sums) { return reinterpret_cast<Ints>(_mm512_madd_epi16(sums, _mm512_set1_epi16(1))); }
 };
 
 }  // namespace
 
-const Variant kAvx512 = variant_of("avx512", {kTileRows, multiply_rows<FloatProduct, kTileRows>},
-                                   {kTileRows, multiply_rows<HalfProduct, kTileRows>},
+const Variant kAvx512 = variant_of("avx512", {kTileRows, multiply_rows<UnitProduct<FloatUnits>, kTileRows>},
+                                   {kTileRows, multiply_rows<UnitProduct<HalfUnits>, kTileRows>},
                                    {kCodeRows, multiply_rows<CodeProduct<SignedQuads>, kCodeRows>},
                                    {kCodeRows, multiply_rows<NibbleProduct<ShortQuads>, kCodeRows>});
 

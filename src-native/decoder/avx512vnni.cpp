@@ -6,14 +6,19 @@ namespace {
 /// Two registers of integers and two of numbers for each row fit the 32 registers.
 constexpr size_t kTileRows = 6;
 
-struct VnniQuads {
+struct VnniQuads : OneUnit<VnniQuads> {
   using Sums = Ints;
-  using Codes = __m512i;
+  using Columns = Ints;
   static Ints begin(int32_t start) { return Ints{} + start; }
-  static Codes spread(int32_t four) { return _mm512_set1_epi32(four); }
-  static void add(const Codes& x, Ints columns, Ints& sums) {
+  static __m512i spread(uint32_t four) { return reinterpret_cast<__m512i>(Bits{} + four); }
+  static void add(__m512i x, Ints columns, Ints& sums) {
     sums = reinterpret_cast<Ints>(
         _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(columns), x));
+  }
+  static Ints first(__m512i x, Ints columns) {
+    Ints sums = begin(0);
+    add(x, columns, sums);
+    return sums;
   }
   static Ints total(Ints sums) { return sums; }
 };

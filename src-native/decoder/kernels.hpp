@@ -10,7 +10,7 @@
 //                              halves, 16 to 31 in the upper ones. Behind all groups their scales, bfloat16, and zeros
 //
 // The codes of rows have a scale for each group of 32 values. Those of weights are whole numbers, in 8 bits from -127
-// to 127, stored plus 128. In 4 bits a code c from 0 to 15 with the zero z, from 0 to 120, stands for the number 8 c - z
+// to 127, stored plus kZero. In 4 bits a code c from 0 to 15 with the zero z, from 0 to 120, stands for the number 8 c - z
 // of 8 bits. The products of a group are summed exactly, and then scaled and added in float32: so 4 bits can be widened
 // to 8 without another result.
 #pragma once
@@ -26,8 +26,16 @@ constexpr std::size_t kColumns = 32;
 constexpr std::size_t kUnit = 4;
 /// Inputs with a common scale in 8 bits.
 constexpr std::size_t kGroup = 32;
-/// Code that stands for zero among those of weights.
+/// Codes of 8 bits of weights, and the one that stands for zero: products of x86 take codes without sign, and start with
+/// what that adds to the sum of a group, kStart for each of the row's codes. Those of ARM take signed ones.
+#if defined(__aarch64__)
+using WeightCode = std::int8_t;
+constexpr int kZero = 0;
+#else
+using WeightCode = std::uint8_t;
 constexpr int kZero = 128;
+#endif
+constexpr int kStart = -128;
 /// Bytes of a group of a panel in 8 bits.
 constexpr std::size_t kGroupBytes = kColumns * sizeof(std::uint16_t) + kGroup * kColumns;
 /// Parts that the distance of two codes of 4 bits has, in which their zero is counted, and the largest code and zero.

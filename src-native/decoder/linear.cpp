@@ -95,7 +95,7 @@ bool all_finite(const float* values, std::size_t count) { return largest_bits(va
 Half narrowed_up(float value) { return static_cast<Half>((bits_of(value) + 0xffff) >> 16); }
 
 /// Writes the codes of a group of weights of one output.
-void place_codes(const std::uint8_t* codes, char* group, std::size_t column) {
+void place_codes(const WeightCode* codes, char* group, std::size_t column) {
   char* to = group + kColumns * sizeof(Half) + column * kUnit;
   for (std::size_t q = 0; q < kGroup / kUnit; ++q) std::memcpy(to + q * kColumns * kUnit, codes + q * kUnit, kUnit);
 }
@@ -112,12 +112,12 @@ void put_codes(const float* weights, char* group, std::size_t column) {
   const Half half = finite ? narrowed_up(std::max(largest / 127, 1e-30F)) : kNotANumber;
   const float inverse = 1 / widened(half);
   std::memcpy(group + column * sizeof half, &half, sizeof half);
-  std::uint8_t codes[kGroup];
+  WeightCode codes[kGroup];
   std::memset(codes, kZero, sizeof codes);
   if (finite) {
     for (std::size_t k = 0; k < kGroup; ++k) {
       const float code = (weights[k] * inverse + kRounder) - kRounder;
-      codes[k] = static_cast<std::uint8_t>(static_cast<int>(code) + kZero);
+      codes[k] = static_cast<WeightCode>(static_cast<int>(code) + kZero);
     }
   }
   place_codes(codes, group, column);
@@ -181,9 +181,6 @@ std::vector<Variant> find_variants() {
     add("neondot", Type::kInt8, kCodesNeonDot);
     add("neondot", Type::kInt4, kNibblesNeonDot);
   }
-#ifdef PIPEEDGE_ARM_I8MM
-  if (here.matrices8) add("neoni8mm", Type::kInt8, kCodesNeonI8mm);
-#endif
 #ifdef PIPEEDGE_ARM_BF16
   if (here.bfloat16) add("neonbf16", Type::kBfloat16, kHalvesNeon);
 #endif
@@ -403,8 +400,8 @@ bool Matrix::put_codes_of(std::size_t output, std::size_t group, const Coding& c
     char* to = memory_.data() + output / kColumns * panel_bytes() + group * kGroupBytes;
     const Half scale = narrowed(found.scale);
     std::memcpy(to + column * sizeof scale, &scale, sizeof scale);
-    std::uint8_t codes[kGroup];
-    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<std::uint8_t>(found.codes[k] + kZero);
+    WeightCode codes[kGroup];
+    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<WeightCode>(found.codes[k] + kZero);
     place_codes(codes, to, column);
     return std::isfinite(found.scale);
   }
@@ -459,7 +456,7 @@ void Matrix::store_row(std::size_t output, std::uint8_t* row) const {
       const char* group = memory_.data() + panel * panel_bytes() + g * kGroupBytes;
       Half scale;
       std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
-      const auto* from = reinterpret_cast<const std::uint8_t*>(group + kColumns * sizeof scale);
+      const auto* from = reinterpret_cast<const WeightCode*>(group + kColumns * sizeof scale);
       std::int8_t codes[kGroup];
       for (std::size_t k = 0; k < kGroup; ++k) {
         codes[k] = static_cast<std::int8_t>(from[(k / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero);
@@ -498,7 +495,7 @@ void Matrix::unpack(std::size_t output, float* weights) const {
       const char* group = panel + k / kGroup * kGroupBytes;
       Half half;
       std::memcpy(&half, group + column * sizeof half, sizeof half);
-      const auto* codes = reinterpret_cast<const std::uint8_t*>(group + kColumns * sizeof half);
+      const auto* codes = reinterpret_cast<const WeightCode*>(group + kColumns * sizeof half);
       const int code = codes[(k % kGroup / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero;
       weights[k] = static_cast<float>(code) * widened(half);
     }

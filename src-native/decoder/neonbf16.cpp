@@ -3,22 +3,23 @@
 namespace pipeedge::decoder {
 namespace {
 
-/// As in neon.cpp.
-constexpr size_t kTileRows = 2;
+/// As those of float32 in neon.cpp.
+constexpr size_t kTileRows = 6, kMostSums = 24;
 
-struct PairProduct {
-  template <size_t kRows>
-  static void multiply(const Tile& tile) {
-    multiply_units<kRows>(tile, [](Floats* sums, uint32_t pair, const Floats* columns) {
-      const bfloat16x8_t x = vreinterpretq_bf16_u32(vdupq_n_u32(pair));
-#pragma GCC unroll 8
-      for (size_t v = 0; v < kVectors; ++v) sums[v] = vbfdotq_f32(sums[v], vreinterpretq_bf16_f32(columns[v]), x);
-    });
+struct PairLanes : ByLane<PairLanes, 4> {
+  using Row = bfloat16x8_t;
+  static Row read(const char* from) { return read_columns(from); }
+  static bfloat16x8_t read_columns(const char* from) {
+    return vreinterpretq_bf16_f32(load<Floats>(from));
+  }
+  template <int kLane>
+  static void add(Row x, bfloat16x8_t columns, Floats& sum) {
+    sum = vbfdotq_laneq_f32(sum, columns, x, kLane);
   }
 };
 
 }  // namespace
 
-const Product kHalvesNeon = {kTileRows, multiply_rows<PairProduct, kTileRows>};
+const Product kHalvesNeon = {kTileRows, multiply_rows<UnitProduct<PairLanes, kMostSums>, kTileRows>};
 
 }  // namespace pipeedge::decoder

@@ -14,10 +14,9 @@ extern const Product kHalvesAvx512;
 extern const Product kCodesAvx512;
 extern const Product kNibblesAvx512;
 extern const Variant kNeon;
-/// Products of 8 and 4 bits by SDOT, of 8 bits by USDOT, and of bfloat16 by BFDOT.
+/// Products of 8 and 4 bits by SDOT, and of bfloat16 by BFDOT.
 extern const Product kCodesNeonDot;
 extern const Product kNibblesNeonDot;
-extern const Product kCodesNeonI8mm;
 extern const Product kHalvesNeon;
 
 }  // namespace pipeedge::decoder
