@@ -12,7 +12,7 @@ struct Float32 {
 
   template <int kUnit>
   static Floats multiply_add(Floats sum, Units a, Floats b) {
-    return vfmaq_lane_f32(sum, b, a, kUnit);
+    return vfmaq_laneq_f32(sum, b, a, kUnit);
   }
 
   static Floats load(const char* from, size_t) { return vld1q_f32(reinterpret_cast<const float*>(from)); }

@@ -13,7 +13,7 @@ struct Bfloat16Pairs {
 
   template <int kUnit>
   static Floats multiply_add(Floats sum, Units a, Floats b) {
-    return vbfdotq_lane_f32(sum, vreinterpretq_bf16_f32(b), vreinterpret_bf16_f32(a), kUnit);
+    return vbfdotq_laneq_f32(sum, vreinterpretq_bf16_f32(b), vreinterpretq_bf16_f32(a), kUnit);
   }
 
   static Floats load(const char* from, size_t) { return widen(from); }
