@@ -19,6 +19,10 @@ from pipeedge.models.linear import Linear, PackedLinear, finish
 __all__ = ["Int4Linear"]
 
 _CODING = dtype_name(INT4)
+_ROWS_AT_ONCE = 192
+"""Rows of a product that are computed together, as many as native code takes at a time: their codes and sums
+are small beside the weights.
+"""
 
 
 class Int4Linear(PackedLinear):
@@ -72,10 +76,18 @@ class Int4Linear(PackedLinear):
         """Apply ``norm``, the layer and its activation, and add ``residual``: [..., K] -> [..., N]."""
         if self._product is None:
             raise RuntimeError("the layer has no weights yet")
-        rows = (x if norm is None else norm(x)).reshape(-1, self.inputs).contiguous()
-        result = torch.empty((len(rows), self.outputs))
-        self._product.score(rows.view(torch.uint16).numpy(), result.numpy(), threads=torch.get_num_threads())
-        if self.bias is not None:
-            result.add_(self.bias)
-        result = result.view(*x.shape[:-1], self.outputs)
-        return finish(result, self.activation, residual).to(self.dtype)
+        rows = x.reshape(-1, self.inputs)
+        skipped = None if residual is None else residual.reshape(-1, self.outputs)
+        out = torch.empty((len(rows), self.outputs), dtype=self.dtype)
+        sums = torch.empty((min(len(rows), _ROWS_AT_ONCE), self.outputs))
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            part = slice(first, first + _ROWS_AT_ONCE)
+            some = (rows[part] if norm is None else norm(rows[part])).contiguous()
+            result = sums[: len(some)]
+            self._product.score(
+                some.view(torch.uint16).numpy(), result.numpy(), threads=torch.get_num_threads()
+            )
+            if self.bias is not None:
+                result.add_(self.bias)
+            out[part] = finish(result, self.activation, None if skipped is None else skipped[part])
+        return out.view(*x.shape[:-1], self.outputs)
