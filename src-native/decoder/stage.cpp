@@ -183,6 +183,20 @@ bool Stage::attends(bool windowed) const {
   return false;
 }
 
+std::size_t Stage::multiplications(const Work& work) const {
+  std::size_t count = 0;
+  for (const Block& block : blocks_) {
+    for (const Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down})
+      count += work.rows * matrix->outputs() * matrix->inputs();
+    if (block.cache.bytes() == 0) continue;
+    for (const Sequence& one : work.sequences) {
+      const std::size_t all = one.position + one.rows, keys = block.window == 0 ? all : std::min(all, block.window);
+      count += 2 * one.rows * keys * settings_.heads * settings_.head_size;
+    }
+  }
+  return count;
+}
+
 Block& Stage::block(std::size_t number) { return blocks_.at(number); }
 
 void Stage::find_angles(const Work& work) {
@@ -505,7 +519,7 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
   read_rows(all.stream, in.first, rows * width_after(first_), first.data());
   if (has_skip_after(first_)) read_rows(all.stream, in.second, rows * all.hidden, hidden_.data());
   using Clock = std::chrono::steady_clock;
-  work.team.run(threads, [&](std::size_t thread) {
+  work.team.run(threads, multiplications(work), [&](std::size_t thread) {
     const bool times = seconds != nullptr && thread == 0;
     Clock::time_point before = times ? Clock::now() : Clock::time_point();
     for (std::size_t layer = first_; layer < end_; ++layer) {
@@ -539,7 +553,7 @@ void Head::score(const Variant& variant, const void* hidden, std::size_t rows, f
   const std::size_t row_bytes = hidden_ * (stream_ == Type::kFloat32 ? sizeof(float) : sizeof(Half));
   if (scratch_.size() < threads) scratch_.resize(threads);
   Team team;
-  team.run(threads, [&](std::size_t thread) {
+  team.run(threads, rows * matrix_.outputs() * hidden_, [&](std::size_t thread) {
     std::vector<float>& own = scratch_[thread].row;
     own.resize(hidden_);
     team.share(rows, [&](std::size_t row) {

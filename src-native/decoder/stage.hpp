@@ -124,6 +124,8 @@ class Stage {
 
  private:
   struct Work;
+  /// Returns the number of multiplications of a step, by weights and by the cache.
+  std::size_t multiplications(const Work& work) const;
   /// Memory of one thread.
   struct Scratch {
     std::vector<float> sums, more, scores, totals;

@@ -19,12 +19,16 @@ struct Range {
 /// Multiplications for which starting a thread is worth its time.
 constexpr std::size_t kThreadWork = std::size_t{1} << 24;
 
+/// Returns how many threads, at least one and at most `threads`, so many multiplications are worth.
+inline std::size_t worthwhile_threads(std::size_t multiplications, std::size_t threads) {
+  return std::max<std::size_t>(1, std::min(threads, multiplications / kThreadWork));
+}
+
 /// Calls `work` with ranges of `items`, in up to `threads` threads, as far as `work_of_item` multiplications make it
 /// worth the time.
 template <typename Work>
 void in_threads(std::size_t items, std::size_t work_of_item, std::size_t threads, const Work& work) {
-  const std::size_t worthwhile = items * work_of_item / kThreadWork;
-  const std::size_t count = std::max<std::size_t>(1, std::min({threads, worthwhile, items}));
+  const std::size_t count = worthwhile_threads(items * work_of_item, std::min(threads, items));
   std::vector<std::thread> others;
   for (std::size_t i = 1; i < count; ++i) others.emplace_back([&, i] { work(Range(items, count, i)); });
   work(Range(items, count, 0));

@@ -7,16 +7,20 @@
 #include <thread>
 #include <vector>
 
+#include "in_threads.hpp"
+
 namespace pipeedge::parallel {
 
 /// Threads that divide the items of each phase among themselves. No thread begins a phase before all have ended the one
 /// before it.
 class Team {
  public:
-  /// Calls `work(thread)` in each of up to `threads` threads, and returns when all have ended. Every thread must reach
-  /// the same phases in the same order. There are fewer threads if the system has no more to give.
+  /// Calls `work(thread)` in each of up to `threads` threads, as far as so many multiplications make them worth the
+  /// time, and returns when all have ended. Every thread must reach the same phases in the same order. There are fewer
+  /// threads if the system has no more to give.
   template <typename Work>
-  void run(std::size_t threads, const Work& work) {
+  void run(std::size_t threads, std::size_t multiplications, const Work& work) {
+    threads = worthwhile_threads(multiplications, threads);
     std::atomic<bool> ready{false};
     std::vector<std::thread> others;
     others.reserve(threads);

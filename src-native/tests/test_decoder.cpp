@@ -106,8 +106,9 @@ void test_fit() {
   }
 }
 
-/// A chunk of rows gives the bits of its rows one after the other, in any number of threads.
-void test_steps(Type weights, std::size_t window, std::size_t head_size) {
+/// A chunk of rows gives the bits of its rows one after the other, in any number of threads. With an inner width of
+/// 1700, a chunk of 70 rows is worth two threads.
+void test_steps(Type weights, std::size_t window, std::size_t head_size, std::size_t inner) {
   const std::size_t rows = 70, hidden = 48, threads = 3, pages = 3;
   const auto run = [&](const Variant& variant, std::size_t chunk, std::size_t in_threads) {
     Settings settings;
@@ -115,7 +116,7 @@ void test_steps(Type weights, std::size_t window, std::size_t head_size) {
     settings.heads = 4;
     settings.kv_heads = 2;
     settings.head_size = head_size;
-    settings.inner = 40;
+    settings.inner = inner;
     settings.weights = weights;
     settings.stream = weights == Type::kFloat32 ? Type::kFloat32 : Type::kBfloat16;
     settings.scale = 0.3F;
@@ -174,8 +175,8 @@ int main() {
     test_product(type, 5, 33, 31);
     test_product(type, 70, 100, 65);
     test_product(type, 200, 2100, 33);
-    test_steps(type, 0, 16);
-    test_steps(type, 5, 80);
+    test_steps(type, 0, 16, 1700);
+    test_steps(type, 5, 80, 40);
   }
   std::cout << (failures == 0 ? "all passed" : std::to_string(failures) + " failed") << '\n';
   return failures == 0 ? 0 : 1;

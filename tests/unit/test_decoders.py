@@ -21,6 +21,7 @@ from pipeedge.models.decoder import DECODER_DTYPES, DecoderModel, find_decoder
 from pipeedge.models.families.catalogue import parse_hf_config
 from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.layers import decoder as decoder_layers
+from pipeedge.models.registry import PUZZLES
 
 LONGEST = 130
 
@@ -138,6 +139,20 @@ def test_rows_do_not_see_each_other(
         joined = torch.cat(other)
         assert torch.equal(one.view(torch.uint8), joined.view(torch.uint8))
         assert torch.equal(alone.score(one[-1:]), together.score(joined)[-1:])
+
+
+@pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
+def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
+    """Threads begin only where there is enough to do: in a long step, and for many rows of the head."""
+    model, tokens = find_decoder(PUZZLES), [3 + row % 250 for row in range(256)]
+    found = []
+    for threads in (1, 3):
+        decoder = LocalDecoder(model, dtype, context=256, threads=threads)
+        hidden = decoder.step([(decoder.begin(), 0, tokens)])
+        found.append((hidden, decoder.score(hidden.repeat(8, 1))))
+    assert all(
+        torch.equal(one.view(torch.uint8), other.view(torch.uint8)) for one, other in zip(*found, strict=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
