@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from statistics import median
 
 from pipeedge.decoding.pages import pages_of
 from pipeedge.decoding.step_times import StepTimes
@@ -29,7 +27,7 @@ _TIMES = 2
 _FAR_ROWS = (8, 32)
 _FAR = 2048
 """Position of rows far from the beginning, if the context is as long."""
-_BURST_LAPS = 2
+_BURST_LAPS = 3
 """Steps one behind the other, for each step that may be in flight."""
 _LONGEST_S = 2.0
 """Seconds that a step of the measurement may be expected to take; longer ones are left out."""
@@ -122,11 +120,12 @@ class MeasuredSteps:
     def bottleneck(self) -> float | None:
         """Part of a lone step's time between steps one behind the other, at most 1; None if not measured."""
         alone = self.lone.get(TrialStep(1))
-        if alone is None or len(self.ends) < 2:
+        lap = len(self.ends) // _BURST_LAPS
+        if alone is None or not lap:
             return None
-        # The first half of them fills the stages.
-        settled = self.ends[len(self.ends) // 2 - 1 :]
-        apart = median(after - before for before, after in pairwise(settled))
+        # The first lap fills the stages. Behind it, the one that was disturbed least counts.
+        laps = zip(self.ends[lap - 1 :], self.ends[2 * lap - 1 :], strict=False)
+        apart = min(late - early for early, late in laps) / lap
         return min(1.0, max(apart / alone, 1.0 / len(self.ends)))
 
 

@@ -49,6 +49,10 @@ _PROPOSALS = 64
 """Most proposed tokens of a step."""
 _MARGIN = 1.1
 """Time in which a step returns that groups allow for, in times of what was measured."""
+_TOLERANCE = 1.05
+"""Longest round with which more groups are better, in times of the shortest: they keep a place busy while the
+step before comes late, and a bottleneck that was measured as too slow leaves no place idle.
+"""
 
 
 @dataclass(frozen=True)
@@ -99,18 +103,12 @@ class StepLimits:
         """Number of equal places whose slowest one would be as slow: stages, without the head if unknown."""
         return max(1.0, self.groups - 1.0 if self.bottleneck is None else 1 / self.bottleneck)
 
-    @property
-    def filling(self) -> int:
-        """Number of steps in flight with which no place waits, if no step waits for a token of another."""
-        if self.bottleneck is None:
-            return self.groups
-        return min(self.groups, math.ceil(1 / self.bottleneck) + 1)
-
     def best_groups(self, cost: float) -> int:
         """Return among how many groups to deal sequences that generate, so that all have a token soonest.
 
         A token of each takes as long as the slowest place takes for all groups, and as long as a step needs
-        to return. More groups keep the places busy; fewer read the weights less often.
+        to return. More groups keep the places busy; fewer read the weights less often. Where that makes
+        little difference, there are more.
 
         Args:
             cost: Cost of the next row of all of them.
@@ -120,7 +118,9 @@ class StepLimits:
         def round_time(groups: int) -> float:
             return max(groups * busy, _MARGIN) * self.times.of(cost / groups)
 
-        return min(range(self.groups, 0, -1), key=round_time)
+        rounds = {groups: round_time(groups) for groups in range(1, self.groups + 1)}
+        longest = _TOLERANCE * min(rounds.values())
+        return max(groups for groups, found in rounds.items() if found <= longest)
 
     def rows_for(self, cost: float, position: int) -> int:
         """Return the most rows from ``position`` on that cost no more than ``cost``."""
@@ -385,27 +385,31 @@ class StepScheduler:
             now: Time in seconds, by which to measure steps that are alone.
         """
         costs = self._decode_costs()
-        groups = self.limits.best_groups(sum(costs)) if costs else self.limits.filling
+        # A chunk of a prompt waits for no token, so as many may be in flight as there is room for.
+        groups = self.limits.best_groups(sum(costs)) if costs else self.limits.groups
         if len(self._flights) >= groups:
             return None
         self._admit()
         ready = self._reserve_next_rows()
         if not ready:
             return None
+        costs = self._decode_costs()
+        usual = sum(costs) / groups
         repeating = [one for one in ready if one.repeats]
         others = [one for one in ready if not one.repeats]
         # In turn with the others, who would wait for all that is computed again otherwise.
         self._repeats = bool(repeating) and not (self._repeats and others)
         layers, cost = None, 0.0
         if self._repeats:
-            chosen = self._choose_chunks(repeating, 0, 0.0, groups)
+            chosen = self._choose_chunks(repeating, 0, 0.0, usual)
             layers = max(self._lost_layers(one, rows) for one, rows in chosen)
         else:
             prompts = [one for one in others if not one.generates]
             most = self.limits.rows - bool(prompts)
-            chosen = self._choose_decode_rows([one for one in others if one.generates], most, groups)
+            dealt = self._deal(costs, groups)
+            chosen = self._choose_decode_rows([one for one in others if one.generates], most, dealt)
             cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
-            chosen += self._choose_chunks(prompts, len(chosen), cost, groups)
+            chosen += self._choose_chunks(prompts, len(chosen), cost, usual)
             if not prompts and self.limits.proposals:
                 self._propose([one for one, _ in chosen], cost, groups)
         parts = tuple(self._part(one, rows) for one, rows in chosen)
@@ -691,7 +695,7 @@ class StepScheduler:
         return sorted(self.limits.cost(one.position, 1) for one in self._running.values() if one.generates)
 
     def _choose_decode_rows(
-        self, ready: Sequence[_Generated], most: int, groups: int
+        self, ready: Sequence[_Generated], most: int, dealt: _Deal
     ) -> list[tuple[_Generated, int]]:
         """Return the sequences that generate a token in the next step, each with one row.
 
@@ -701,9 +705,8 @@ class StepScheduler:
         Args:
             ready: Sequences that can generate a token.
             most: Most rows.
-            groups: Number of groups that all are dealt to.
+            dealt: How all that generate are dealt to groups.
         """
-        dealt = self._deal(groups)
         chosen: list[tuple[_Generated, int]] = []
         taken = 0.0
         for one in sorted(ready, key=lambda one: one.since):
@@ -714,12 +717,16 @@ class StepScheduler:
             taken += cost
         return chosen
 
-    def _deal(self, among: int) -> _Deal:
-        """Deal the sequences that generate to groups, so that steps take alike.
+    def _deal(self, costs: list[float], among: int) -> _Deal:
+        """Deal sequences that generate to groups, so that steps take alike.
 
         One that costs more than an equal share of the others is a group of its own.
+
+        Args:
+            costs: Cost of the next row of each, ascending.
+            among: Number of groups.
         """
-        costs, alone = self._decode_costs(), list[float]()
+        costs, alone = list(costs), list[float]()
         left = sum(costs)
         while among > 1 and costs and costs[-1] > left / among:
             alone.append(costs.pop())
@@ -736,7 +743,7 @@ class StepScheduler:
         )
 
     def _choose_chunks(
-        self, ready: Sequence[_Generated], parts: int, cost: float, groups: int
+        self, ready: Sequence[_Generated], parts: int, cost: float, share: float
     ) -> list[tuple[_Generated, int]]:
         """Return chunks of prompts for the step, the oldest first, with their rows.
 
@@ -746,14 +753,13 @@ class StepScheduler:
             ready: Sequences whose prompts are not yet computed.
             parts: Rows that the step has already.
             cost: Cost of those.
-            groups: Number of groups that sequences which generate are dealt to.
+            share: Cost of the rows of an equal share of all sequences that generate; 0 without any.
         """
         limits = self.limits
         rows = min(limits.rows - parts, self._rows_of_chunk(ready))
         budget = limits.cost(0, limits.rows) - cost
-        generating = sum(self._decode_costs())
-        if generating and not any(one.position < one.lost for one in ready):
-            usual = limits.times.of(max(generating / groups, cost))
+        if share and not any(one.position < one.lost for one in ready):
+            usual = limits.times.of(max(share, cost))
             budget = min(budget, max(limits.times.cost_within(limits.slowdown * usual) - cost, 1.0))
         chosen: list[tuple[_Generated, int]] = []
         coming: set[bytes] = set()
