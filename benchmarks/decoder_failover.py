@@ -104,7 +104,9 @@ def bodies() -> list[dict[str, Any]]:
     for number in range(3 * len(kinds)):
         text = f"Sort {number % 9} 5 {number % 7} 9 1 and {number} more."
         ask = [{"role": "user", "content": text * (1 + number % 2)}]
-        found.append({"messages": ask, "seed": number, "logprobs": True, **kinds[number % len(kinds)]})
+        found.append(
+            {"model": "", "messages": ask, "seed": number, "logprobs": True, **kinds[number % len(kinds)]}
+        )
     return found
 
 
@@ -481,7 +483,8 @@ class TimedStreams:
 
     def _ask(self, number: int, length: int) -> None:
         prompt = [random.Random(f"{number}").randrange(10, 250) for _ in range(length)]
-        body = {"prompt": prompt, "max_tokens": self._tokens, "ignore_eos": True, "temperature": 1, "seed": 7}
+        body = {"model": "", "prompt": prompt, "max_tokens": self._tokens, "ignore_eos": True}
+        body |= {"temperature": 1, "seed": 7}
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
         content = json.dumps({**body, "logprobs": 1, "stream": True}).encode()
         connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})

@@ -366,11 +366,13 @@ def _ask_for_text(
     place: tuple[str, int], key: Membership, request: AskRequest, served: str, question: str
 ) -> Any:
     """Ask a decoder: a conversation if it knows them, else the beginning of a text."""
-    longest = {} if request.max_tokens is None else {"max_tokens": request.max_tokens}
-    chat = {"messages": [{"role": "user", "content": question}], **longest}
-    plain = {"prompt": question, **longest}
+    options: dict[str, Any] = {"model": "", "stream": not request.json}
+    if request.max_tokens is not None:
+        options["max_tokens"] = request.max_tokens
+    chat = {"messages": [{"role": "user", "content": question}], **options}
+    plain = {"prompt": question, **options}
     for path, document in (("/v1/chat/completions", chat), ("/v1/completions", plain)):
-        body = json.dumps({**document, "stream": not request.json}).encode()
+        body = json.dumps(document).encode()
         with call(place, key) as talk:
             ask = Ask(served, path, "application/json", len(body))  # type: ignore[arg-type]
             status, parts = _asked(talk, ask, body)

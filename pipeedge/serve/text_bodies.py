@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from pipeedge.decoding.sampling import SAMPLING_FIELDS
-from pipeedge.serve.bodies import Body, ModelName
+from pipeedge.serve.bodies import Body
 
 __all__ = ["ChatBody", "CompletionBody", "ResponseBody", "StreamOptions", "sampling_fields"]
 
@@ -19,6 +19,9 @@ _DEFAULT_TOKENS = 16
 """Tokens of a completion that does not say how many, as OpenAI has it."""
 
 Stop = Annotated[str | list[str] | None, Meta(description="texts before which the answer ends")]
+ModelName = Annotated[
+    str, Meta(description="name of the model that is served, or an empty text for whichever it is")
+]
 User = Annotated[str | None, Meta(description="who asks; nothing depends on it, nothing is kept")]
 NotStored = Annotated[Literal[False] | None, Meta(description="nothing is stored")]
 
@@ -35,7 +38,7 @@ class StreamOptions(Body):
 class SamplingBody(Body):
     """How the tokens of an answer are chosen; what is left out is as the model's own file says."""
 
-    model: ModelName = ""
+    model: ModelName
     stream: Annotated[bool | None, Meta(description="send the answer as it grows")] = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Meta(description="0 takes the likeliest token")] = None
@@ -125,7 +128,7 @@ class ResponseBody(Body, kw_only=True):
         str | Annotated[list[dict[str, Any]], Meta(min_length=1)],
         Meta(description="what is said, or the conversation: role and content of each message"),
     ]
-    model: ModelName = ""
+    model: ModelName
     instructions: Annotated[str | None, Meta(description="what the system says first")] = None
     stream: Annotated[bool | None, Meta(description="send the answer as it grows")] = None
     temperature: float | None = None

@@ -27,7 +27,8 @@ RESPONSE_FIELDS = {
 # fmt: on
 """What the schema of Open Responses requires of each response, if only as null."""
 SUM = [{"role": "user", "content": "What is 47 + 85?"}]
-LONG = {"messages": SUM, "ignore_eos": True, "max_tokens": 220}
+CHAT: dict[str, Any] = {"model": "llama-puzzles", "messages": SUM}
+LONG = {**CHAT, "ignore_eos": True, "max_tokens": 220}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def is_quiet(served: ServedModel) -> bool:
 
 
 def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None:
-    whole = served.post("/v1/chat/completions", {"messages": SUM, "model": "llama-puzzles"})
+    whole = served.post("/v1/chat/completions", CHAT)
     assert whole.status == 200
     (choice,) = whole.json["choices"]
     assert choice["message"] == {
@@ -74,7 +75,7 @@ def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     stream = served.post(
         "/v1/chat/completions",
-        {"messages": SUM, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True},
+        {**CHAT, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True},
     )
     assert stream.headers["content-type"].startswith("text/event-stream")
     *sent, (_, done) = events(stream.body)
@@ -91,7 +92,15 @@ def test_a_chat_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None
 
 
 def test_completions_continue_several_texts_with_several_answers(served: ServedModel) -> None:
-    body = {"prompt": ["3 1 2", "abc"], "n": 2, "seed": 5, "temperature": 1, "logprobs": 2, "max_tokens": 6}
+    body = {
+        "model": "",
+        "prompt": ["3 1 2", "abc"],
+        "n": 2,
+        "seed": 5,
+        "temperature": 1,
+        "logprobs": 2,
+        "max_tokens": 6,
+    }
     whole = served.post("/v1/completions", body).json["choices"]
     assert [one["index"] for one in whole] == [0, 1, 2, 3]
     for one in whole:
@@ -110,18 +119,24 @@ def test_completions_continue_several_texts_with_several_answers(served: ServedM
 
 
 def test_usage_says_how_much_of_the_prompt_was_not_computed(served: ServedModel) -> None:
-    body = {"messages": [{"role": "user", "content": f"Spell {'garden ' * 9}"}], "max_tokens": 1}
+    body = {"model": "", "messages": [{"role": "user", "content": f"Spell {'garden ' * 9}"}], "max_tokens": 1}
     first, second = (served.post("/v1/chat/completions", body).json["usage"] for _ in range(2))
     assert first["prompt_tokens_details"] == {"cached_tokens": 0}
     kept = second["prompt_tokens_details"]["cached_tokens"]
     assert kept == 32 * ((second["prompt_tokens"] - 1) // 32) > 0
-    response = served.post("/v1/responses", {"input": body["messages"], "max_output_tokens": 1}).json
+    response = served.post(
+        "/v1/responses", {"model": "", "input": body["messages"], "max_output_tokens": 1}
+    ).json
     assert response["usage"]["input_tokens_details"] == {"cached_tokens": kept}
 
 
 def test_a_response_is_answered_at_once_and_as_a_stream(served: ServedModel) -> None:
     parts = [{"type": "input_text", "text": SUM[0]["content"]}]
-    body = {"input": [{"type": "message", "role": "user", "content": parts}], "max_output_tokens": 9}
+    body = {
+        "model": "",
+        "input": [{"type": "message", "role": "user", "content": parts}],
+        "max_output_tokens": 9,
+    }
     whole = served.post("/v1/responses", body).json
     assert whole["status"] == "completed"
     assert whole["output"][0]["content"][0]["text"] == "132"
@@ -142,7 +157,7 @@ def test_a_response_is_answered_at_once_and_as_a_stream(served: ServedModel) -> 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
 def test_a_stream_counts_its_tokens_as_it_grows(served: ServedModel, route: str) -> None:
-    asked = {"messages": SUM} if route.startswith("chat") else {"prompt": ["What", [5, 6, 7]]}
+    asked = CHAT if route.startswith("chat") else {"model": "", "prompt": ["What", [5, 6, 7]]}
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {**asked, "stream": True, "stream_options": options, "max_tokens": 12, "ignore_eos": True}
     sent = [chunk for _, chunk in events(served.post(f"/v1/{route}", body).body)[:-1]]
@@ -202,27 +217,30 @@ def test_streams_go_on_when_ranks_fail(served: ServedModel, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("chat/completions", {"messages": SUM, "functions": []}, "functions"),
-        ("chat/completions", {"messages": SUM, "audio": {}}, "audio"),
-        ("chat/completions", {"messages": SUM, "temperature": -1}, "temperature"),
-        ("chat/completions", {"messages": SUM, "n": 1000}, "n is 1000"),
-        ("chat/completions", {"messages": SUM, "top_logprobs": 2}, "top_logprobs"),
-        ("chat/completions", {"messages": SUM, "stream_options": {}}, "stream_options"),
-        ("chat/completions", {"messages": SUM, "model": "other"}, "other"),
+        ("chat/completions", {**CHAT, "functions": []}, "functions"),
+        ("chat/completions", {**CHAT, "audio": {}}, "audio"),
+        ("chat/completions", {**CHAT, "temperature": -1}, "temperature"),
+        ("chat/completions", {**CHAT, "n": 1000}, "n is 1000"),
+        ("chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {**CHAT, "stream_options": {}}, "stream_options"),
+        ("chat/completions", {**CHAT, "model": "other"}, "other"),
+        ("chat/completions", {"messages": SUM}, "model"),
+        ("completions", {"prompt": "a"}, "model"),
+        ("responses", {"input": "a"}, "model"),
         (
             "chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"model": "", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages",
         ),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 900}]}, "context"),
-        ("chat/completions", {"messages": SUM, "store": True}, "store"),
-        ("completions", {"prompt": [], "max_tokens": 3}, "prompt"),
-        ("completions", {"prompt": ["a", ""]}, r"prompt[1]"),
-        ("completions", {"prompt": [[5, 999]]}, "999"),
-        ("completions", {"prompt": "a", "echo": True}, "echo"),
-        ("completions", {"prompt": "a", "suffix": "b"}, "suffix"),
-        ("responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
-        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ("chat/completions", {"model": "", "messages": [{"role": "user", "content": "x" * 900}]}, "context"),
+        ("chat/completions", {**CHAT, "store": True}, "store"),
+        ("completions", {"model": "", "prompt": [], "max_tokens": 3}, "prompt"),
+        ("completions", {"model": "", "prompt": ["a", ""]}, r"prompt[1]"),
+        ("completions", {"model": "", "prompt": [[5, 999]]}, "999"),
+        ("completions", {"model": "", "prompt": "a", "echo": True}, "echo"),
+        ("completions", {"model": "", "prompt": "a", "suffix": "b"}, "suffix"),
+        ("responses", {"model": "", "input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        ("responses", {"model": "", "input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_name(
@@ -255,7 +273,7 @@ def test_an_answer_follows_a_schema(served: ServedModel, stream: bool) -> None:
     }
     schema |= {"additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
-    body = {"messages": SUM, "response_format": wanted, "stream": stream, "temperature": 1, "seed": 1}
+    body = {**CHAT, "response_format": wanted, "stream": stream, "temperature": 1, "seed": 1}
     reply = served.post("/v1/chat/completions", body)
     assert reply.status == 200
     if stream:
@@ -276,7 +294,7 @@ def test_clients_that_leave_free_rows_and_pages(served: ServedModel) -> None:
         assert connection.getresponse().read(50)
         connection.sock.close() if connection.sock else None
         connection.close()
-        assert served.post("/v1/chat/completions", {"messages": SUM, "n": 0}).status == 400
+        assert served.post("/v1/chat/completions", {**CHAT, "n": 0}).status == 400
     until(lambda: is_quiet(served), "sequences of clients that have left")
     now = figures(served)
     assert now["cache_pages_free"] == now["cache_pages"]
@@ -288,7 +306,7 @@ def test_too_many_wait_and_those_who_wait_too_long() -> None:
     with ServedModel("-m", PUZZLES, "-u", 1, "--max-waiting", 1) as served, ThreadPoolExecutor(2) as pool:
         running = pool.submit(served.post, "/v1/chat/completions", {**LONG, "n": 1})
         until(lambda: figures(served)["sequences_running"] == 1 or running.done(), "the first one")
-        refused = served.post("/v1/chat/completions", {"messages": SUM, "n": 2})
+        refused = served.post("/v1/chat/completions", {**CHAT, "n": 2})
         assert refused.status == 429
         assert int(refused.headers["retry-after"]) >= 1
         late = served.post("/v1/chat/completions", LONG, x_request_timeout="0.000001")
