@@ -42,7 +42,6 @@ __all__ = [
 LIMIT_S = 280.0
 GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 """llama.cpp's number type with as many bits."""
-LAYERS_OF_BLOCK = 4
 _ROOT = Path(__file__).resolve().parents[1]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(_ROOT)}
 
@@ -89,9 +88,9 @@ class Model:
         return path
 
 
-def layers_of(blocks: Sequence[int]) -> str:
-    """Return ``-pt`` of stages with so many blocks each."""
-    ends = list(itertools.accumulate(LAYERS_OF_BLOCK * count for count in blocks))
+def partition_of(layers: Sequence[int]) -> str:
+    """Return ``-pt`` of stages with so many layers each."""
+    ends = list(itertools.accumulate(layers))
     return ",".join(f"{first + 1},{last}" for first, last in zip([0, *ends], ends, strict=False))
 
 
@@ -130,8 +129,8 @@ class Run:
     """Number of answers at a time."""
     tokens: int
     """Number of tokens of each answer."""
-    blocks: Sequence[int] | None = None
-    """Number of blocks of each stage, or None for one stage."""
+    layers: Sequence[int] | None = None
+    """Number of layers of each stage, or None for one stage."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of all prompts."""
     speculate: int = 0
@@ -150,9 +149,9 @@ class Run:
         common += ["-c", "tcp", "--context", str(context), "--quiet"]
         common += ["--port", str(free_port("127.0.0.1") if first.host is None else 29500)]
         common += ["--addr", first.host or "127.0.0.1"]
-        if self.blocks is not None:
+        if self.layers is not None:
             order = [*range(1, world), 0]
-            common += ["-pt", layers_of(self.blocks), "-r", ",".join(map(str, order))]
+            common += ["-pt", partition_of(self.layers), "-r", ",".join(map(str, order))]
         data = [
             "--input",
             "prompts.jsonl",
@@ -360,7 +359,7 @@ class Served:
             connection: Connection to use and keep, or None for a new one.
         """
         own = connection or self.connect()
-        content = {**body, "stream": True, "temperature": 0, "ignore_eos": True}
+        content = {**body, "model": "", "stream": True, "temperature": 0, "ignore_eos": True}
         found.sent = time.perf_counter()
         self._send(own, "/v1/completions", content)
         reply = own.getresponse()

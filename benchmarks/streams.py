@@ -52,14 +52,15 @@ FIRST_TARGET, FIRST_PROMPT = 0.33, 1024
 PASTE_TARGET, PASTED, OTHERS = 1.5, 4096, 7
 REPEATED_TARGET, UNLIKE_TARGET, ROUND_TRIP_S = 1.5, 0.97, 10e-3
 ALONE_TARGETS_S, ALONE_TOKENS = (2e-3, 0.2e-3), 32
+LAYERS_OF_BLOCK = 4
 WORKER_BLOCKS = (17, 7)
 """Blocks of Qwen2.5-0.5B's shape on each worker; the second has the head, which is as large as nine."""
-HOST_SHAPE, HOST_BLOCKS = "tinyllama-1.1b", {1: (22,), 2: (12, 10), 4: (6, 6, 6, 4)}
-"""Shape of what emulated hosts run, and its blocks on each; the last has the head, as large as 1.5 blocks.
+HOST_SHAPE, HOST_LAYERS = "tinyllama-1.1b", {2: (48, 40), 4: (24, 24, 24, 16)}
+"""Shape of what emulated hosts run, and its layers on each; the last has the head, as large as six of them.
 
 The head of a larger vocabulary cannot be divided: that of Llama-3.2-1B is more than a quarter of its work."""
-FIRST_BLOCKS = (6, 6, 5, 5)
-"""Blocks on each while a prompt is computed, of which the head computes one row."""
+FIRST_LAYERS = (22, 22, 22, 22)
+"""Layers on each while a prompt is computed, of which the head computes one row."""
 WARM_TOKENS, PASTE_TOKENS = 30, 150
 
 
@@ -125,8 +126,9 @@ def workers(args: argparse.Namespace, lines: Lines) -> None:
             for streams in WORKERS_TARGETS:
                 # Rank 1 has the first stage, rank 0 the second one and the head.
                 ranks = [Board(core=1), Board(core=0)]
+                layers = [LAYERS_OF_BLOCK * blocks for blocks in WORKER_BLOCKS]
                 asked = prompts(streams, PROMPT, model.shape.vocab)
-                run = Run(str(model.directory), dtype, ranks, asked, streams, TOKENS, WORKER_BLOCKS)
+                run = Run(str(model.directory), dtype, ranks, asked, streams, TOKENS, layers)
                 (found,) = run_all({args.scratch / "workers": run})
                 ours[streams].append(found["decode_tokens_per_s"])
             if args.llama_cpp is None:
@@ -157,8 +159,8 @@ def hosts(args: argparse.Namespace, lines: Lines) -> None:
                     group,
                     prompts(args.host_streams, 1, model.shape.vocab),
                     args.host_streams,
-                    args.host_tokens,
-                    HOST_BLOCKS[size] if size > 1 else None,
+                    args.host_tokens * size // len(all_boards),  # so that each size takes about as long
+                    HOST_LAYERS.get(size),
                 )
                 for number, group in enumerate(groups)
             }
@@ -183,7 +185,7 @@ def first(args: argparse.Namespace, lines: Lines) -> None:
                     prompts(args.rounds, FIRST_PROMPT, model.shape.vocab),
                     1,
                     1,
-                    FIRST_BLOCKS if size > 1 else None,
+                    FIRST_LAYERS if size > 1 else None,
                 )
                 for number in range(0, 4, size)
             }
@@ -208,7 +210,7 @@ def speculate(args: argparse.Namespace, lines: Lines) -> None:
             rates: dict[int, list[float]] = {0: [], PROPOSALS: []}
             for _ in range(args.rounds):
                 for most, kept in rates.items():
-                    run = Run(PUZZLES, "float32", all_boards, asked, 1, tokens, (1, 1, 2), options, most)
+                    run = Run(PUZZLES, "float32", all_boards, asked, 1, tokens, (4, 4, 8), options, most)
                     (found,) = run_all({args.scratch / "speculate": run})
                     kept.append(found["decode_tokens_per_s"])
             without, proposed = map(statistics.median, rates.values())
@@ -305,7 +307,8 @@ def requests(args: argparse.Namespace, lines: Lines) -> None:
     lengths = [1, 4, 20, 120]
 
     def body(question: str, tokens: int) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": question}], "max_tokens": tokens, "ignore_eos": True}
+        messages = [{"role": "user", "content": question}]
+        return {"model": PUZZLES, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
 
     def text(found: Any) -> str:
         return str(found["choices"][0]["message"]["content"])
@@ -364,8 +367,8 @@ def main() -> None:
     parser.add_argument("--streams", nargs="+", type=int, default=[8, 16], help="answers of together")
     parser.add_argument("--cpu", type=float, default=0.45, help="part of a core of an emulated host")
     parser.add_argument("--bw-mbps", type=float, default=1000, help="rate of its link")
-    parser.add_argument("--host-streams", type=int, default=256, help="answers of hosts")
-    parser.add_argument("--host-tokens", type=int, default=24, help="tokens of each")
+    parser.add_argument("--host-streams", type=int, default=512, help="answers of hosts")
+    parser.add_argument("--host-tokens", type=int, default=28, help="tokens of each on 4 hosts")
     parser.add_argument("--host-dtype", choices=("bfloat16", "int8"), default="int8")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm-requests", type=int, default=500, help="requests before the count begins")
