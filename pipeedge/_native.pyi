@@ -348,6 +348,13 @@ class DecoderStage:
             ValueError: the stage has no such matrix.
         """
 
+    def adopt(self, block: int, other: DecoderStage, others_block: int) -> None:
+        """Use a whole block of another stage, weights and cache, in place of an own one.
+
+        Raises:
+            ValueError: a stage does not have the whole block, or they do not fit each other.
+        """
+
     def step(
         self,
         sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int, int]],
@@ -357,10 +364,12 @@ class DecoderStage:
         threads: int,
         variant: str | None = None,
         seconds: npt.NDArray[np.float64] | None = None,
+        layers: int = -1,
     ) -> None:
         """Execute a step: pages, pages of windows, position of the first row, and rows of each sequence.
 
-        Each layer's time is written to ``seconds``, if that is given.
+        Each layer's time is written to ``seconds``, if that is given. Only the first ``layers`` compute, and
+        the outputs are unspecified then; -1: all of them.
 
         Raises:
             ValueError: arrays, pages or positions that do not fit the stage.

@@ -30,6 +30,7 @@ __all__ = [
     "StagePlan",
     "check_bits",
     "check_dtype",
+    "shared_blocks",
 ]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
@@ -101,6 +102,11 @@ def check_dtype(dtype: str, where: str) -> None:
     """
     if dtype not in DTYPES:
         raise ScheduleError(f"{where}: {dtype!r} is not a number type; choose one of {', '.join(DTYPES)}")
+
+
+def shared_blocks(one: LayerRange, other: LayerRange, size: int) -> range:
+    """Return the numbers of the blocks of ``size`` layers all of which are in both ranges."""
+    return range(-(-max(one.start, other.start) // size), min(one.stop, other.stop) // size)
 
 
 @dataclass(frozen=True)

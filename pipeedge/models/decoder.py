@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -143,6 +143,7 @@ class DecoderModel(Outline):
         context: int | None = None,
         weights: str | os.PathLike[str] | WeightsFile | None = None,
         progress: Callable[[int], object] = lambda _: None,
+        adopts: Iterable[DecoderStage] = (),
     ) -> DecoderStage:
         """Load the stage of ``layers`` (by default all) with weights from a file, ready for steps.
 
@@ -154,6 +155,7 @@ class DecoderModel(Outline):
             context: Longest sequence in tokens; None: the model's.
             weights: File of the weights, or its path; None: the model's own.
             progress: Called with the number of values of each piece that is read.
+            adopts: Stages whose blocks are used, with their caches, as far as they are the same.
 
         Raises:
             RequestError: The number type is not one of decoders.
@@ -174,6 +176,9 @@ class DecoderModel(Outline):
             window_pages=window_pages,
             context=self.config.max_positions if context is None else context,
         )
+        stage.adopt(adopts)
+        for layer in stage.adopted:
+            progress(self.parameter_count(LayerRange(layer, layer + 1)))
         with self._opened(weights, dtype) as file:
             return stage.load(file, progress)
 

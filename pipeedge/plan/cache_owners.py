@@ -1,10 +1,10 @@
-"""Which stages of a decoder still have their cache when a plan follows another one. Pure.
+"""Which layers of a decoder still have their cache when a plan follows another one. Pure.
 
     plan 3    rank 0: layers 1-8, since 1     rank 1: layers 9-16, since 3     rank 2: layers 17-24, since 1
-    plan 5    rank 0: layers 1-8, since 1     rank 3: layers 9-16, since 5     rank 2: layers 17-24, since 1
-              still there                     lost up to layer 16             still there
+    plan 5    rank 0: layers 1-8, since 1     rank 2: layers 9-16, since 5, and layers 17-24, since 1
+              still there                             lost up to layer 16              still there
 
-A stage has its cache as long as one process has held the layers in every plan. Rank 0 numbers the plans and
+A layer has its cache as long as one process has held it in every plan. Rank 0 numbers the plans and
 says since which one that is so. The data rank compares with the last plan for which it has made steps: plans
 between the two have run nothing.
 """
@@ -26,8 +26,13 @@ class CacheOwner:
     rank: int
     layers: LayerRange
     dtype: str
-    since: int
-    """Number of the plan since which one process has had these layers."""
+    since: Sequence[int]
+    """For each layer, number of the plan since which one process has had it."""
+
+    @property
+    def numbers(self) -> range:
+        """The layers."""
+        return range(self.layers.start, self.layers.stop)
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,10 @@ class CacheOwners:
         """
         if before is None:
             return None
-        had = {(one.rank, one.layers, one.dtype) for one in before.stages}
+        had = {layer: (one.rank, one.dtype) for one in before.stages for layer in one.numbers}
         lost = 0
         for one in self.stages:
-            if one.since > before.number or (one.rank, one.layers, one.dtype) not in had:
-                lost = one.layers.stop
+            for layer, since in zip(one.numbers, one.since, strict=True):
+                if since > before.number or had.get(layer) != (one.rank, one.dtype):
+                    lost = layer + 1
         return None if lost == self.stages[-1].layers.stop else lost

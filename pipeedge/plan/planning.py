@@ -107,8 +107,8 @@ class Plan:
     number: Count = 0
     """Number of the plan; larger than those of plans before."""
     since: tuple[Count, ...] = ()
-    """Number of the plan since which the process of each stage has had its layers in every plan; empty if no
-    plan came before."""
+    """For each layer, number of the plan since which its process has had it in every plan; empty if no plan
+    came before."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -128,8 +128,9 @@ class Plan:
     def __post_init__(self) -> None:
         _check_table(self.pixel_table)
         check_lengths(self.lengths)
-        if self.since and len(self.since) != len(self.schedule.stages):
-            raise ValueError(f"{len(self.since)} ages of {len(self.schedule.stages)} stages")
+        layers = self.schedule.stages[-1].layers.stop
+        if self.since and len(self.since) != layers:
+            raise ValueError(f"{len(self.since)} ages of {layers} layers")
 
     def links(self, model: Model | DecoderModel) -> list[Link]:
         """Return all links, in order: from the data rank to stage 0, from stage to stage, and back.
@@ -165,8 +166,10 @@ class Plan:
         """Stages of a decoder, and since when they have their caches; None if all of these are empty."""
         if not self.since:
             return None
-        stages = zip(self.schedule.stages, self.since, strict=True)
-        owners = tuple(CacheOwner(one.rank, one.layers, one.dtype, since) for one, since in stages)
+        owners = tuple(
+            CacheOwner(one.rank, one.layers, one.dtype, self.since[one.layers.start : one.layers.stop])
+            for one in self.schedule.stages
+        )
         return CacheOwners(self.number, owners)
 
     def measures(self, stage: int) -> bool:

@@ -22,6 +22,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.pacing import SlowedWork
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.loading import load_ends, load_stage
@@ -79,10 +80,13 @@ class LoadedLayers:
             found = next((held for held in self._held if held.serves(stage)), None)
             present = self._taken if beside else None
             self._loaded = None  # for an epoch that was stopped meanwhile
+            # A decoder keeps what it has of the new layers, with their caches.
+            adopts = list(self._held) if isinstance(context.model, DecoderModel) else []
             if found is None:
                 self._held = () if present is None else (present,)
+                self._taken = present  # what is not in use is freed
         if found is None:
-            self._load(context, crew, "load", lambda: self._load_stage(context, plan, crew, present))
+            self._load(context, crew, "load", lambda: self._load_stage(context, plan, crew, present, adopts))
         with self._changed:
             if found is None:
                 found, self._loaded = self._loaded, None
@@ -132,12 +136,27 @@ class LoadedLayers:
             if self._taken_before is not None:
                 self._held, self._taken, self._taken_before = (self._taken_before,), self._taken_before, None
 
-    def _load_stage(self, context: RankContext, plan: Plan, crew: Crew, beside: LoadedStage | None) -> None:
+    def _load_stage(
+        self,
+        context: RankContext,
+        plan: Plan,
+        crew: Crew,
+        beside: LoadedStage | None,
+        adopts: list[LoadedStage],
+    ) -> None:
         fraction = 1.0 if beside is None else _BESIDE
         pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
         if beside is not None and sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-        loaded = load_stage(context, plan, self._device, beside=beside, pause=pacing.pause)
+        loaded = load_stage(
+            context,
+            plan,
+            self._device,
+            beside=beside,
+            pause=pacing.pause,
+            # One at a time, so that what is not adopted is freed before anything is loaded.
+            adopts=(adopts.pop() for _ in range(len(adopts))),
+        )
         if loaded is not None:
             with self._changed:
                 self._loaded, self._held = loaded, (*self._held, loaded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ def load_stage(
     held: LoadedStage | None = None,
     beside: LoadedStage | None = None,
     pause: Callable[[], object] = lambda: None,
+    adopts: Iterable[LoadedStage] = (),
 ) -> LoadedStage | None:
     """Load the layers that the plan gives this rank; return None if it gives none.
 
@@ -49,6 +50,7 @@ def load_stage(
         held: Stage with these layers that is loaded already, or None.
         beside: Stage that computes meanwhile; what both have is not loaded again.
         pause: Called after each step of loading.
+        adopts: Stages of a decoder whose blocks are used, with their caches.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -64,7 +66,13 @@ def load_stage(
     if slow is not None:
         context.warn(f"stage {number} on rank {context.rank}: {slow}")
     if isinstance(context.model, DecoderModel):
-        shard: Shard | DecoderStage = _load_decoder_stage(context, context.model, stage, plan.step_bounds)
+        shard: Shard | DecoderStage = _load_decoder_stage(
+            context,
+            context.model,
+            stage,
+            plan.step_bounds,
+            (one.shard for one in adopts if isinstance(one.shard, DecoderStage)),
+        )
         parameters, kernels = context.model.parameter_count(stage.layers), "native"
     else:
         kernels = choose(context.request.model.kernels, dtype, device)
@@ -104,7 +112,11 @@ def _shown(context: RankContext, what: str, total: int) -> Iterator[Callable[[in
 
 
 def _load_decoder_stage(
-    context: RankContext, model: DecoderModel, stage: StagePlan, bounds: StepBounds
+    context: RankContext,
+    model: DecoderModel,
+    stage: StagePlan,
+    bounds: StepBounds,
+    adopts: Iterable[DecoderStage],
 ) -> DecoderStage:
     """Load the layers of a stage of a decoder, and reserve memory for its cache."""
     dtype = find_dtype(stage.dtype)
@@ -118,6 +130,7 @@ def _load_decoder_stage(
             context=bounds.context,
             weights=context.request.model.weights,
             progress=lambda values: advance(grouped_bytes(dtype, values)),
+            adopts=adopts,
         )
 
 

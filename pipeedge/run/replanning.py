@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan, shared_blocks
 from pipeedge.base.wording import figure
 from pipeedge.models import Model
+from pipeedge.models.architecture import LAYERS_PER_BLOCK
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
@@ -31,27 +32,41 @@ __all__ = ["Held", "PlanAsMeasured", "describe", "name_stages", "plan_schedule_a
 
 
 class Held:
-    """Layers that the ranks have loaded, as far as rank 0 knows."""
+    """Layers that the ranks have loaded, as far as rank 0 knows.
 
-    def __init__(self) -> None:
+    Args:
+        block: Number of layers of a block, which a rank keeps only if it has all of them before and after.
+    """
+
+    def __init__(self, block: int = LAYERS_PER_BLOCK) -> None:
+        self._block = block
         self._stages: dict[int, StagePlan] = {}
-        self._since: dict[int, int] = {}
-        """Plan since which each rank of the latest plan has had its layers in every plan."""
+        self._since: dict[int, dict[int, int]] = {}
+        """Plan since which each rank of the latest plan has had each of its layers in every plan."""
 
     def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
-        """Return since which plan each rank of a schedule has had its layers in every plan.
+        """Return, for each layer, since which plan its rank has had it in every plan.
 
         Args:
             schedule: The schedule.
             number: Number of its plan, larger than those before.
         """
-        return tuple(
-            self._since.get(stage.rank, number) if self._has(stage) else number for stage in schedule.stages
-        )
+        found = []
+        for stage in schedule.stages:
+            known, kept = self._since.get(stage.rank, {}), self._kept(stage)
+            layers = range(stage.layers.start, stage.layers.stop)
+            found += [known.get(layer, number) if layer in kept else number for layer in layers]
+        return tuple(found)
 
-    def _has(self, stage: StagePlan) -> bool:
+    def _kept(self, stage: StagePlan) -> range:
+        """Return the layers of a stage that its rank keeps."""
         known = self._stages.get(stage.rank)
-        return known is not None and (known.layers, known.dtype) == (stage.layers, stage.dtype)
+        if known is None or known.dtype != stage.dtype:
+            return range(0)
+        if known.layers == stage.layers:
+            return range(stage.layers.start, stage.layers.stop)
+        blocks = shared_blocks(known.layers, stage.layers, self._block)
+        return range(blocks.start * self._block, blocks.stop * self._block)
 
     def loads(self, schedule: Schedule, number: int) -> None:
         """Note that the ranks of a schedule load their layers, in place of what they had.
@@ -60,7 +75,11 @@ class Held:
             schedule: The schedule.
             number: Number of its plan.
         """
-        self._since = dict(zip(schedule.ranks, self.since(schedule, number), strict=True))
+        since = self.since(schedule, number)
+        self._since = {
+            stage.rank: {layer: since[layer] for layer in range(stage.layers.start, stage.layers.stop)}
+            for stage in schedule.stages
+        }
         self._stages |= {stage.rank: stage for stage in schedule.stages}
 
     def forget(self, rank: int) -> None:

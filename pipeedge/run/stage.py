@@ -91,10 +91,11 @@ class StepStage:
         except PeerFailedError as error:
             raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
         self.latest_kind = kind_of_rows(table)
-        if self._stage.layers.start >= computing_layers(table):
+        computing = computing_layers(table)
+        if self._stage.layers.start >= computing:
             outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
         else:
-            outputs = self._stage.step(rows, inputs, seconds=seconds)
+            outputs = self._stage.step(rows, inputs, seconds=seconds, stop=computing)
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
 

@@ -30,6 +30,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.plan.scheduler import TextRequest
 from pipeedge.plan.specs import BYTES_PER_MB
 from pipeedge.report.run_report import RunReport
+from pipeedge.run.replanning import Held
 from pipeedge.simulate.losses import LossyWorld, Recoveries
 from pipeedge.simulate.options import RecoveryRequest, SimulationRequest
 from pipeedge.simulate.steps import LostHost, Passage, SimulatedSteps, StepSeconds
@@ -338,7 +339,8 @@ def _play(
         scheduler, trial, dict.fromkeys(range(one.texts), (one.prompt, one.answer)), data_host
     )
     record = EpochRecord(1, planned.schedule, 0.0)
-    owners = _owners(record, None)
+    held = Held()
+    owners = _owners(record, held)
     epochs: list[_Epoch] = []
     while True:
         lost = recoveries.next_lost(math.inf)
@@ -361,23 +363,20 @@ def _play(
             return steps, epochs
         record = recoveries.recover(lost, record.number + 1)
         planned = recoveries.planned
-        after = _owners(record, owners)
+        after = _owners(record, held)
         steps.resume(record.started_s, limits(planned.schedule), load.cache, after.lost_since(owners))
         owners = after
 
 
-def _owners(record: EpochRecord, before: CacheOwners | None) -> CacheOwners:
-    """Return the stages of a plan with the number of the plan since which they have their layers."""
-    had = {} if before is None else {(one.rank, one.layers, one.dtype): one.since for one in before.stages}
+def _owners(record: EpochRecord, held: Held) -> CacheOwners:
+    """Return the stages of a plan, which its ranks load, with since when they have their layers."""
+    since = held.since(record.schedule, record.number)
+    held.loads(record.schedule, record.number)
+    stages = record.schedule.stages
     return CacheOwners(
         record.number,
         [
-            CacheOwner(
-                stage.rank,
-                stage.layers,
-                stage.dtype,
-                had.get((stage.rank, stage.layers, stage.dtype), record.number),
-            )
-            for stage in record.schedule.stages
+            CacheOwner(one.rank, one.layers, one.dtype, since[one.layers.start : one.layers.stop])
+            for one in stages
         ],
     )

@@ -183,7 +183,8 @@ class Stage {
   }
 
   void step(const std::vector<Rows>& sequences, const std::vector<py::array>& inputs, std::vector<py::array> outputs,
-            py::ssize_t threads, const std::optional<std::string>& name, std::optional<py::array> seconds) {
+            py::ssize_t threads, const std::optional<std::string>& name, std::optional<py::array> seconds,
+            py::ssize_t layers) {
     std::vector<decoder::Sequence> own;
     std::size_t rows = 0;
     for (const Rows& one : sequences) {
@@ -205,6 +206,7 @@ class Stage {
     if (outputs.size() > 1) out.second = room_in(outputs[1], "the second output", stream, rows * hidden);
     const decoder::Variant& variant = variant_of(name);
     const std::size_t count = positive(threads, "threads");
+    const std::size_t most = layers < 0 ? end : first + static_cast<std::size_t>(layers);
     double* layer_s = nullptr;
     if (seconds) {
       require<double>(*seconds, "seconds", "float64", end - first, true);
@@ -212,7 +214,7 @@ class Stage {
     }
     py::gil_scoped_release unlocked;
     const std::lock_guard<std::mutex> alone(mutex_);
-    stage_.step(variant, own, in, out, count, layer_s);
+    stage_.step(variant, own, in, out, count, layer_s, most);
   }
 
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
@@ -223,6 +225,22 @@ class Stage {
   }
 
   std::size_t weight_bytes() const { return stage_.weight_bytes(); }
+
+  void adopt(py::ssize_t number, Stage& other, py::ssize_t others_number) {
+    block_of(number);
+    other.block_of(others_number);
+    const auto own = static_cast<std::size_t>(number), theirs = static_cast<std::size_t>(others_number);
+    if (!stage_.whole(own) || !other.stage_.whole(theirs)) throw py::value_error("a stage has a part of the block");
+    if (other.stage_.pages() < stage_.pages() || other.stage_.window_pages() < stage_.window_pages()) {
+      throw py::value_error("the other stage has fewer pages");
+    }
+    const decoder::Settings &here = stage_.settings(), &there = other.stage_.settings();
+    if (here.weights != there.weights || here.hidden != there.hidden || here.inner != there.inner ||
+        here.heads != there.heads || here.kv_heads != there.kv_heads || here.head_size != there.head_size) {
+      throw py::value_error("the other stage is of another model or number type");
+    }
+    stage_.adopt(own, other.stage_, theirs);
+  }
 
  private:
   decoder::Block& block_of(py::ssize_t number) {
@@ -440,7 +458,9 @@ void bind_decoder(py::module_& module) {
       .def("widen", &Stage::widen, py::arg("block"), py::arg("name"),
            "Hold a matrix of a stage of int4 in int8; call this before it is filled.")
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
-           py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none())
+           py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none(), py::arg("layers") = -1)
+      .def("adopt", &Stage::adopt, py::arg("block"), py::arg("other"), py::arg("others_block"),
+           "Use a whole block of another stage, weights and cache, in place of an own one.")
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
       .def_property_readonly("weight_bytes", &Stage::weight_bytes);
   py::class_<Head>(module, "DecoderHead", "Last norm and head of a decoder.")

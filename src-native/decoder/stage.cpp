@@ -131,12 +131,12 @@ struct Stage::Work {
 
 Stage::Stage(Settings settings, std::vector<Block> blocks, std::size_t first, std::size_t end, std::size_t pages,
              std::size_t window_pages)
-    : settings_(std::move(settings)), blocks_(std::move(blocks)), first_(first), end_(end), pages_(pages),
-      window_pages_(window_pages) {
+    : settings_(std::move(settings)), first_(first), end_(end), pages_(pages), window_pages_(window_pages) {
+  for (Block& block : blocks) blocks_.push_back(std::make_shared<Block>(std::move(block)));
   const Settings& all = settings_;
   const std::size_t queries = all.heads * all.head_size, keys = all.kv_heads * all.head_size;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    Block& block = blocks_[b];
+    Block& block = *blocks_[b];
     if (owns(b, 0)) {
       block.qkv = Matrix(all.weights, queries + 2 * keys, all.hidden);
       const std::size_t count = block.window == 0 ? pages : window_pages;
@@ -163,14 +163,14 @@ std::size_t Stage::width_after(std::size_t layers) const {
 
 std::size_t Stage::cache_bytes() const {
   std::size_t bytes = 0;
-  for (const Block& block : blocks_) bytes += block.cache.bytes();
+  for (const auto& block : blocks_) bytes += block->cache.bytes();
   return bytes;
 }
 
 std::size_t Stage::weight_bytes() const {
   std::size_t bytes = 0;
-  for (const Block& block : blocks_) {
-    for (const Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down})
+  for (const auto& block : blocks_) {
+    for (const Matrix* matrix : {&block->qkv, &block->proj, &block->gate, &block->up, &block->down})
       bytes += matrix->bytes();
   }
   return bytes;
@@ -178,14 +178,15 @@ std::size_t Stage::weight_bytes() const {
 
 bool Stage::attends(bool windowed) const {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (owns(b, 0) && (blocks_[b].window != 0) == windowed) return true;
+    if (owns(b, 0) && (blocks_[b]->window != 0) == windowed) return true;
   }
   return false;
 }
 
 std::size_t Stage::multiplications(const Work& work) const {
   std::size_t count = 0;
-  for (const Block& block : blocks_) {
+  for (const auto& shared : blocks_) {
+    const Block& block = *shared;
     for (const Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down})
       count += work.rows * matrix->outputs() * matrix->inputs();
     if (block.cache.bytes() == 0) continue;
@@ -197,7 +198,7 @@ std::size_t Stage::multiplications(const Work& work) const {
   return count;
 }
 
-Block& Stage::block(std::size_t number) { return blocks_.at(number); }
+Block& Stage::block(std::size_t number) { return *blocks_.at(number); }
 
 void Stage::find_angles(const Work& work) {
   std::size_t width = 0;
@@ -497,7 +498,7 @@ void Stage::mlp_in(Work& work, std::size_t thread, const Block& block) {
 }
 
 void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-                 std::size_t threads, double* seconds) {
+                 std::size_t threads, double* seconds, std::size_t end) {
   Work work(variant, sequences);
   if (work.rows == 0) return;
   const Settings& all = settings_;
@@ -522,8 +523,8 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
   work.team.run(threads, multiplications(work), [&](std::size_t thread) {
     const bool times = seconds != nullptr && thread == 0;
     Clock::time_point before = times ? Clock::now() : Clock::time_point();
-    for (std::size_t layer = first_; layer < end_; ++layer) {
-      Block& block = blocks_[layer / kLayers];
+    for (std::size_t layer = first_; layer < std::min(end, end_); ++layer) {
+      Block& block = *blocks_[layer / kLayers];
       switch (layer % kLayers) {
         case 0: attention(work, thread, block); break;
         case 1: project(work, thread, block.proj, block.proj_bias, block.attention_end, context_, queries); break;

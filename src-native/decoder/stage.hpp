@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "../parallel/team.hpp"
@@ -117,10 +118,17 @@ class Stage {
   /// A block of the stage, for filling in its weights. Matrices of layers that the stage does not have are empty.
   Block& block(std::size_t number);
   std::size_t blocks() const { return blocks_.size(); }
+  /// Whether all layers of a block are here.
+  bool whole(std::size_t block) const { return owns(block, 0) && owns(block, kLayers - 1); }
+  /// Uses a block of another stage, weights and cache, in place of an own one; both stages have all of its layers.
+  void adopt(std::size_t number, const Stage& other, std::size_t others_number) {
+    blocks_.at(number) = other.blocks_.at(others_number);
+  }
 
   /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer.
+  /// Layers from `end` on are left out, and the result is unspecified then.
   void step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-            std::size_t threads, double* seconds = nullptr);
+            std::size_t threads, double* seconds = nullptr, std::size_t end = static_cast<std::size_t>(-1));
 
  private:
   struct Work;
@@ -156,7 +164,7 @@ class Stage {
   std::size_t head_bytes() const { return padded_head() * kPage * cache_value_bytes(); }
 
   Settings settings_;
-  std::vector<Block> blocks_;
+  std::vector<std::shared_ptr<Block>> blocks_;
   std::size_t first_, end_, pages_, window_pages_;
   // Memory of a step.
   std::vector<float> hidden_, qkv_, context_, inner_, raw_, normed_, cosines_, sines_;

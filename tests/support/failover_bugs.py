@@ -730,7 +730,12 @@ class TakesANewProcessForTheFormer(Held):
 
 class TakesLoadedLayersForOldOnes(Held):
     def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
-        return (1,) * len(schedule.stages)
+        return (1,) * schedule.stages[-1].layers.stop
+
+
+class TakesPartsOfBlocksForKept(Held):
+    def __init__(self, block: int) -> None:
+        super().__init__(1)
 
 
 class ComparesWithAPlanThatHasNotRun(StepQueue):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from failover_shells import BEAT_S, LAYERS, TIMEOUT_S, ViolationError, read_plan
+from failover_shells import BEAT_S, BLOCK, LAYERS, TIMEOUT_S, ViolationError, read_plan
 from failover_text import MOST_PAGES, PAGES
 from msgspec import Raw
 
@@ -48,7 +48,7 @@ class HubShell:
         self._stops_since: float | None = None
         self._reviewed: set[int] = set()
         self._planned = False
-        self._held = world.rules.held()
+        self._held = world.rules.held(BLOCK)
         self._number = self._announced = 0  # of the latest plan, and of the latest that was announced
         self._changing: tuple[Schedule, int, int] | None = None
         self._waits_for_note = False

@@ -15,14 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from failover_shells import BEAT_S, LIMITS, Part, ViolationError, read_plan
-from failover_text import Ends, Values, bounds, compute_step, empty_pages, make_queue
+from failover_shells import BEAT_S, BLOCK, LIMITS, Part, ViolationError, read_plan
+from failover_text import Ends, Pages, bounds, compute_step, empty_pages, make_queue
 from failover_threads import SimCondition
 from msgspec import Raw
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.payload import TensorSpec
+from pipeedge.base.schedule import LayerRange, shared_blocks
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.messages import (
     FROM_HUB,
@@ -229,9 +230,16 @@ class Turn:
             self.keep_pages(self.plan.stages[self.stage][2:])
 
     def keep_pages(self, layers: tuple[int, int]) -> None:
-        """Keep the caches of the layers of this epoch, and of those that compute meanwhile, as ranks do."""
+        """Keep the caches of the layers of this epoch, and of those that compute meanwhile, as ranks do.
+
+        Other layers of this epoch share whole blocks with what was there before.
+        """
         pages, before = self.process.pages, self.before
         kept = {layers: pages[layers] if layers in pages else empty_pages(self.process.number)}
+        for there, values in pages.items() if layers not in pages else ():
+            for block in shared_blocks(LayerRange(*layers), LayerRange(*there), BLOCK):
+                own = slice(block * BLOCK, (block + 1) * BLOCK)
+                kept[layers][own] = values[own]
         if before is not None and before.stage is not None:
             present = before.plan.stages[before.stage][2:]
             kept[present] = pages[present]
@@ -478,7 +486,7 @@ class RankShell:
         self.activity = Activity(lambda: world.now)
         self.ledger = world.rules.ledger(SimCondition(world))  # type: ignore[arg-type]
         self.texts = make_queue(world, SimCondition(world))
-        self.pages: dict[tuple[int, int], Values] = {}
+        self.pages: dict[tuple[int, int], Pages] = {}
         """Caches of the layers that this process has, as it has left them."""
         self.turns_by_epoch: dict[int, Turn] = {}
         self.early: dict[tuple[int, int], int] = {}

@@ -23,6 +23,8 @@ from pipeedge.run.ledger import Ledger
 from pipeedge.run.replanning import Held
 
 LAYERS = 6
+BLOCK = 2
+"""Layers that a rank keeps only together."""
 TIMEOUT_S = 10.0
 BEAT_S = 1.0
 LIMITS = Limits.within(TIMEOUT_S)
@@ -45,7 +47,7 @@ class Rules:
     ledger: type[Ledger] = Ledger
     queue: type[StepQueue] = StepQueue
     scheduler: type[StepScheduler] = StepScheduler
-    held: type[Held] = Held
+    held: Callable[[int], Held] = Held
     text: bool = False
     """Whether the pipeline generates text, so that its stages remember."""
     from_seed: int = 0
@@ -65,14 +67,14 @@ class Part:
     number: int = 0
     """Number of the plan."""
     since: tuple[int, ...] = ()
-    """Number of the plan since which the process of each stage has had its layers."""
+    """For each layer, number of the plan since which its process has had it."""
 
     @property
     def cache_owners(self) -> CacheOwners:
         """Stages, and since when they have their caches."""
         owners = [
-            CacheOwner(rank, LayerRange(first, stop), "float32", since)
-            for (rank, _, first, stop), since in zip(self.stages, self.since, strict=True)
+            CacheOwner(rank, LayerRange(first, stop), "float32", self.since[first:stop])
+            for rank, _, first, stop in self.stages
         ]
         return CacheOwners(self.number, owners)
 

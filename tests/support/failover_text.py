@@ -44,6 +44,8 @@ _WEIGHTS = np.arange(1, CONTEXT + 1, dtype=np.uint64) * np.uint64(0xBF58476D1CE4
 _FACTOR, _TERM, _SHIFT = np.uint64(0x94D049BB133111EB), np.uint64(0x2545F4914F6CDD1D), np.uint64(29)
 
 Values = npt.NDArray[np.uint64]
+Pages = list[Values]
+"""For each layer, the values of all places of all pages."""
 
 
 def bounds(pages: int) -> StepBounds:
@@ -51,12 +53,12 @@ def bounds(pages: int) -> StepBounds:
     return StepBounds(CONTEXT, _ROWS, _SEQUENCES, pages, 0)
 
 
-def empty_pages(filling: int) -> Values:
+def empty_pages(filling: int) -> Pages:
     """Return the pages of all layers, with something in them."""
-    return np.full((LAYERS, MOST_PAGES * PAGE), filling, np.uint64)
+    return [np.full(MOST_PAGES * PAGE, filling, np.uint64) for _ in range(LAYERS)]
 
 
-def compute(pages: Values, rows: Sequence[StepRows], values: Values, first: int, stop: int) -> Values:
+def compute(pages: Pages, rows: Sequence[StepRows], values: Values, first: int, stop: int) -> Values:
     """Compute some layers for the rows of a step, as stages do: each writes its places, and reads all."""
     values = values.copy()
     for layer in range(first, stop):
@@ -65,22 +67,24 @@ def compute(pages: Values, rows: Sequence[StepRows], values: Values, first: int,
             places = np.arange(one.position + one.rows)
             places = one.pages[places // PAGE] * PAGE + places % PAGE
             own = slice(start, start := start + one.rows)
-            pages[layer, places[one.position :]] = values[own]
-            seen = np.cumsum(pages[layer, places] * _WEIGHTS[: len(places)], dtype=np.uint64)
+            pages[layer][places[one.position :]] = values[own]
+            seen = np.cumsum(pages[layer][places] * _WEIGHTS[: len(places)], dtype=np.uint64)
             mixed = values[own] * _FACTOR + seen[one.position :] * _TERM + np.uint64(layer)
             values[own] = mixed ^ (mixed >> _SHIFT)
     return values
 
 
 def compute_step(
-    pages: Values, plan: StepBounds, payload: Sequence[torch.Tensor], first: int, stop: int
+    pages: Pages, plan: StepBounds, payload: Sequence[torch.Tensor], first: int, stop: int
 ) -> tuple[torch.Tensor, ...]:
     """Compute some layers for a step as it travels, without its table behind the last one."""
     hidden, table = payload
     values = hidden.numpy().view(np.uint64)[:, 0]
     rows = unpack_rows(table, plan)
-    needed = first < computing_layers(table)
-    found = compute(pages, rows, values, first, stop) if needed else np.zeros_like(values)
+    computing = min(stop, computing_layers(table))
+    found = compute(pages, rows, values, first, computing)
+    if computing < stop:
+        found = np.zeros_like(values)
     outputs = torch.from_numpy(found.view(np.int64)[:, None])
     return (outputs,) if stop == LAYERS else (outputs, table)
 

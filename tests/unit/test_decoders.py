@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeedge import _native as native
 from pipeedge.base.errors import ModelError
+from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.exact import hidden_by_block
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models import find_outline
@@ -21,6 +23,7 @@ from pipeedge.models.decoder import DECODER_DTYPES, DecoderModel, find_decoder
 from pipeedge.models.families.catalogue import parse_hf_config
 from pipeedge.models.families.decoder import DecoderOptions
 from pipeedge.models.layers import decoder as decoder_layers
+from pipeedge.models.layers.decoder import StepRows
 from pipeedge.models.registry import PUZZLES
 
 LONGEST = 130
@@ -238,3 +241,30 @@ def test_programs_refuse_a_decoder_in_one_line(
 def test_other_kinds_of_decoders_are_named(kind: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"{reason}, which is not supported"):
         parse_hf_config({"model_type": kind})
+
+
+@pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
+@pytest.mark.parametrize(("cut", "kept"), [(4, 4), (6, 8)])
+def test_a_stage_goes_on_with_the_blocks_of_another(
+    cut: int, kept: int, dtype: torch.dtype, decoders: dict[str, DecoderModel]
+) -> None:
+    model, tokens = decoders["llama3"], [1 + 7 * place % 80 for place in range(50)]
+    whole = LocalDecoder(model, dtype, context=64)
+    lists = whole.begin()
+    whole.step([(lists, 0, tokens[:-1])])
+    wanted = whole.step([(lists, 49, tokens[-1:])])
+    divided = LocalDecoder(model, dtype, cuts=(cut,), context=64)
+    lists = divided.begin()
+    divided.step([(lists, 0, tokens[:-1])])
+    layers = LayerRange(0, model.n_layers)
+    loaded: list[int] = []
+    stage = model.stage(layers, dtype, pages=2, context=64, adopts=divided.stages[1:], progress=loaded.append)
+    assert stage.adopted == set(range(kept, model.n_layers))
+    assert sum(loaded) == model.parameter_count(layers)
+    # The first stage is lost: its layers compute again, and the rest of a block that it had a part of.
+    rows = StepRows(0, 49, np.array(lists.pages, np.int32), np.array([], np.int32))
+    stage.step([rows], (divided.ends.embed(tokens[:-1], range(49)),), stop=kept)
+    divided.stages = [stage]
+    assert torch.equal(divided.step([(lists, 49, tokens[-1:])]), wanted)
+    larger = model.stage(layers, dtype, pages=3, context=64, adopts=[stage])
+    assert larger.adopted == set()

@@ -60,7 +60,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def take(loaded_layers: LoadedLayers, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
-    context = SimpleNamespace(rank=0, program=SimpleNamespace(threads=Threads()))
+    context = SimpleNamespace(rank=0, model=None, program=SimpleNamespace(threads=Threads()))
     plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
     taken: Any = loaded_layers.take(
         cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside

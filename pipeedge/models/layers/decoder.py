@@ -30,7 +30,7 @@ import torch
 
 from pipeedge import _native as native
 from pipeedge.base.errors import PeerFailedError, WeightsError
-from pipeedge.base.schedule import LayerRange
+from pipeedge.base.schedule import LayerRange, shared_blocks
 from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.cuts import step_shapes
@@ -137,6 +137,9 @@ class DecoderStage:
         self.stream_dtype = stream_dtype(dtype)
         """Number type of payloads and of the cache."""
         self._first_block = layers.start // LAYERS_PER_BLOCK
+        self._pages = pages
+        self.adopted: set[int] = set()
+        """Layers that other stages have, too, and that are not loaded."""
         options = architecture.own(DecoderOptions)
         last_block = -(-layers.stop // LAYERS_PER_BLOCK)
         first = self._first_block * LAYERS_PER_BLOCK
@@ -188,10 +191,22 @@ class DecoderStage:
         """Size of the packed matrices in bytes, all of which a step reads."""
         return self._native.weight_bytes
 
+    def adopt(self, others: Iterable[DecoderStage]) -> None:
+        """Use the blocks that other stages have whole, too, with their weights and their caches.
+
+        All of them may go on, but not compute at the same time.
+        """
+        for other in others:
+            if other.dtype is not self.dtype or other._pages < self._pages:
+                continue
+            for block in shared_blocks(self.layers, other.layers, LAYERS_PER_BLOCK):
+                self._native.adopt(block - self._first_block, other._native, block - other._first_block)
+                self.adopted.update(range(block * LAYERS_PER_BLOCK, (block + 1) * LAYERS_PER_BLOCK))
+
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return placeholders of the tensors to read from a file, by name, one layer after the other."""
         found: dict[str, Any] = {}
-        for layer in range(self.layers.start, self.layers.stop):
+        for layer in sorted(set(range(self.layers.start, self.layers.stop)) - self.adopted):
             for name, shape in part_shapes(self.architecture, *divmod(layer, LAYERS_PER_BLOCK)).items():
                 found[f"parts.{layer}.{name}"] = Placeholder(shape)
         return found
@@ -289,6 +304,7 @@ class DecoderStage:
         threads: int | None = None,
         variant: str | None = None,
         seconds: npt.NDArray[np.float64] | None = None,
+        stop: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Execute a step: write the cache, and return the payload of the cut after the stage.
 
@@ -300,6 +316,7 @@ class DecoderStage:
             threads: Number of threads, or None for torch's.
             variant: One of ``native.decoder_variants``, or None for the best.
             seconds: Array of a number for each layer, which gets its time; or None.
+            stop: Layer from which on none computes, so that the result is unspecified; None for all.
 
         Raises:
             ValueError: Payload, pages or positions do not fit the stage.
@@ -321,6 +338,7 @@ class DecoderStage:
             threads=torch.get_num_threads() if threads is None else threads,
             variant=variant,
             seconds=seconds,
+            layers=-1 if stop is None or stop >= self.layers.stop else max(0, stop - self.layers.start),
         )
         return outputs
 
