@@ -3,9 +3,6 @@
 
     disturbances   kills, suspensions, exceptions in a layer, cut cables (with root), of any rank but 0 and at
                    any moment; a fourth of them with a second one within two seconds, or in the recovery
-    gaps           a larger decoder with random weights: the longest pause of eight streams when one of three
-                   ranks is killed, beside what its parts take: a new plan, loading, and the time until the
-                   ranks that are left answer eight prompts as long as all that was computed
     overhead       seconds of a run of prompts with --on-failure stop, against continue, when nothing fails
 
 Eight clients ask all the time: conversations, schemas, calls of functions, penalties, two answers at once,
@@ -61,9 +58,7 @@ RECOVERS_WITHIN_S = 15.0
 PAUSE_S = 1.0
 """Longest time in seconds until a disturbed rank is started again, if that is not after the recovery."""
 MOST_FAULTS = 10
-PARTS = ("disturbances", "gaps", "overhead")
-GAP_GOAL = 0.2
-"""Largest difference between the measured and the expected pause, as a part of the latter."""
+PARTS = ("disturbances", "overhead")
 OVERHEAD_GOAL = 0.99
 
 
@@ -460,89 +455,6 @@ def write_larger(directory: Path) -> Path:
     return directory
 
 
-class TimedStreams:
-    """Streams that begin together, with the time of each token.
-
-    Args:
-        port: Port of the server.
-        lengths: Number of tokens of each prompt.
-        tokens: Number of tokens of each answer.
-    """
-
-    def __init__(self, port: int, lengths: Sequence[int], tokens: int) -> None:
-        self.times: list[list[float]] = [[] for _ in lengths]
-        self.texts = ["" for _ in lengths]
-        self.began = time.monotonic()
-        self._port, self._tokens = port, tokens
-        self._threads = [
-            threading.Thread(target=self._ask, args=(number, length), daemon=True)
-            for number, length in enumerate(lengths)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, number: int, length: int) -> None:
-        prompt = [random.Random(f"{number}").randrange(10, 250) for _ in range(length)]
-        body = {"model": "", "prompt": prompt, "max_tokens": self._tokens, "ignore_eos": True}
-        body |= {"temperature": 1, "seed": 7}
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=LIMIT_S)
-        content = json.dumps({**body, "logprobs": 1, "stream": True}).encode()
-        connection.request("POST", "/v1/completions", content, {"content-type": "application/json"})
-        for line in connection.getresponse():
-            if line.startswith(b"data: {"):
-                chunk = json.loads(line.removeprefix(b"data: "))
-                for one in chunk["choices"]:
-                    self.times[number] += [time.monotonic()] * len(
-                        (one["logprobs"] or {"tokens": ()})["tokens"]
-                    )
-                    self.texts[number] += one["text"]
-        connection.close()
-
-    def wait(self, tokens: int | None = None) -> None:
-        """Wait until all have so many tokens, or their end."""
-        while tokens is not None and min(map(len, self.times)) < tokens:
-            time.sleep(0.002)
-        for thread in self._threads if tokens is None else ():
-            thread.join()
-
-
-def measure_gaps(directory: Path, rounds: int) -> bool:
-    """Kill a rank under eight streams, several times; return whether the pauses are as expected."""
-    model = write_larger(directory / "larger")
-    options = ("-m", str(model), "--context", "1024")
-    cut, left = ("-pt", "1,16,17,32,33,48"), ("-pt", "1,16,17,48")
-    pauses, expected, texts = [], [], set()
-    for number in range(rounds):
-        ranks, port = served(directory / f"gaps{number}", None, *options, *cut, world=3)
-        with ranks:
-            wait_for_words(ranks, "answers at", 1, LIMIT_S)
-            streams = TimedStreams(port, [200] * STREAMS, 400)
-            streams.wait(200)
-            had = [200 + len(times) for times in streams.times]
-            killed = ranks.disturb("kill", 1)
-            streams.wait()
-            said = (ranks.directory / "rank0-1.err").read_text()
-        after = [next(time for time in times if time > killed.at_s + 0.01) for times in streams.times]
-        pauses.append(max(after) - killed.at_s)
-        texts.add("|".join(streams.texts))
-        without = float(said.partition("the run goes on after ")[2].split()[0])
-        ranks, port = served(directory / f"left{number}", None, *options, *left, world=2)
-        with ranks:
-            wait_for_words(ranks, "answers at", 1, LIMIT_S)
-            prompts = TimedStreams(port, had, 1)
-            prompts.wait()
-        recompute = max(times[0] for times in prompts.times) - prompts.began
-        expected.append(without + recompute)
-        print(
-            f"killed with {sum(had):,} tokens in eight streams: longest pause {pauses[-1]:.2f} s; expected "
-            f"{expected[-1]:.2f} s, of which prompts of as many tokens {recompute:.2f} s",
-            flush=True,
-        )
-    ratio = statistics.median(one / other for one, other in zip(pauses, expected, strict=True))
-    print(f"longest pause against the expected one: {ratio:.2f} (goal 1 +- {GAP_GOAL}); {len(texts)} texts")
-    return abs(ratio - 1) <= GAP_GOAL and len(texts) == 1
-
-
 def measure_overhead(directory: Path, pairs: int) -> bool:
     """Run prompts with both policies in turn; return whether going on costs nothing when nothing fails."""
     prompts = directory / "prompts.jsonl"
@@ -573,7 +485,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
-    parser.add_argument("--rounds", type=int, default=3, help="kills of gaps, and pairs of overhead (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of overhead (3)")
     parser.add_argument("--count", type=int, default=100, help="number of disturbances (100)")
     parser.add_argument("--seconds", type=float, default=1e9, help="longest time for all of them")
     parser.add_argument("--seed", type=int, default=0, help="decides what is disturbed, and when (0)")
@@ -582,8 +494,6 @@ def main() -> None:
     right = []
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        if "gaps" in arguments.part:
-            right.append(measure_gaps(directory, arguments.rounds))
         if "overhead" in arguments.part:
             right.append(measure_overhead(directory, arguments.rounds))
         if "disturbances" in arguments.part:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,12 @@ class Run:
         name: Name of the run.
         tokens: Tokens of each text.
         replan: What to do about a better plan.
+        more: Further options of all ranks.
     """
 
-    def __init__(self, bed: Bed, model: Path, name: str, tokens: int, replan: str) -> None:
+    def __init__(
+        self, bed: Bed, model: Path, name: str, tokens: int, replan: str, more: Sequence[str] = ()
+    ) -> None:
         self.place = bed.directory / name
         self.place.mkdir()
         row = {"temperature": 1, "seed": 3, "max_tokens": tokens, "ignore_eos": True}
@@ -116,7 +120,7 @@ class Run:
         (self.place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         hosts, files = bed.hosts, bed.files
         common = ["-m", str(model), "--dtype", _DTYPE, "-c", "tcp", "--addr", hosts[0]]
-        common += ["--timeout", "60", "-u", str(STREAMS), "-H", ",".join(hosts)]
+        common += ["--timeout", "60", "-u", str(STREAMS), "-H", ",".join(hosts), *more]
         own = ["-sm", str(files["models"]), "-sdt", str(files["device_types"]), "-sd", str(files["devices"])]
         own += ["--input", "prompts.jsonl", "--output", "answers.jsonl", "--report", "report.json"]
         own += ["--replan", replan]
@@ -144,6 +148,12 @@ class Run:
                 return True
             time.sleep(0.05)
         return self.times_said(words) >= times
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank, whose status does not count."""
+        killed = self._running.pop(rank)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
 
     def finish(self) -> tuple[dict[str, Any], bytes]:
         """Return the report, and the answers."""

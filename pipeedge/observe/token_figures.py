@@ -61,6 +61,8 @@ class TokenFigures:
     """Seconds from the first step of a sequence to its first token."""
     between_tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """Seconds between two tokens of a sequence."""
+    longest_pause_s: float = 0.0
+    """Longest time between two tokens of a sequence in seconds."""
     _reading: _Span = field(default_factory=_Span)
     _writing: _Span = field(default_factory=_Span)
     _later: int = 0
@@ -83,6 +85,7 @@ class TokenFigures:
         self.completion_tokens += tokens
         if before is not None and tokens:
             self.between_tokens_s += [(now - before) / tokens] * tokens
+            self.longest_pause_s = max(self.longest_pause_s, now - before)
             self._later += tokens
         elif sequence in self._began:
             since, prompt_tokens = self._began.pop(sequence)
@@ -144,6 +147,7 @@ class TokenFigures:
             tokens_per_s_together=rate,
             first_token_s=Quantiles.of(first),
             between_tokens_s=Quantiles.of(between),
+            longest_pause_s=self.longest_pause_s or None,
             context=context,
             cache_bytes=tuple(cache_bytes),
             repeated_tokens=state.repeated_tokens,
@@ -217,6 +221,8 @@ class TextResult:
     """Time from the first step of a sequence to its first token."""
     between_tokens_s: Quantiles | None
     """Time between two tokens of a sequence."""
+    longest_pause_s: float | None
+    """Longest one in seconds."""
     context: int
     """Longest sequence in tokens."""
     cache_bytes: tuple[int, ...]

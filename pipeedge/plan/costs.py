@@ -79,6 +79,8 @@ class HostLoss(Struct, frozen=True):
     """Items per second on the other hosts; None if the run would end, or if nothing takes time."""
     effect: str = ""
     """What becomes of a run: ``none``, ``continues``, ``ends`` or ``unknown``."""
+    pause_s: float | None = None
+    """Longest pause of the texts of a decoder in seconds; None where none goes on."""
 
 
 class MomentCosts(Struct, frozen=True):

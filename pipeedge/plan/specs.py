@@ -212,6 +212,8 @@ class StepCosts:
     ends: EndCosts
     residual: float | None = None
     """Largest relative deviation of a measured step from these numbers, or None if unknown."""
+    load_s_per_byte: float | None = None
+    """Seconds to load a byte of weights from a file that was read before, or None if unknown."""
 
     def __post_init__(self) -> None:
         for name in (*_STEP_SECONDS, "cache_bytes"):
@@ -219,12 +221,16 @@ class StepCosts:
             _check_numbers(name, values)
             if len(values) != len(self.fixed_s):
                 raise SpecError(f"{name} has {len(values)} layers, fixed_s {len(self.fixed_s)}")
+        if self.load_s_per_byte is not None:
+            _check_numbers("load_s_per_MB", [self.load_s_per_byte])
 
     def scaled(self, factor: float) -> StepCosts:
         """Return the costs on a device that takes ``factor`` times as long."""
         seconds: dict[str, Any] = {
             name: tuple(factor * value for value in getattr(self, name)) for name in _STEP_SECONDS
         }
+        if self.load_s_per_byte is not None:
+            seconds["load_s_per_byte"] = factor * self.load_s_per_byte
         return replace(self, **seconds, ends=self.ends.scaled(factor))
 
 

@@ -227,7 +227,10 @@ def measure_decoder(
     advance("loading", 0.0)
     try:
         weights = job.weights()
+        began = time.perf_counter()
         steps = _Steps.load(job, weights)
+        loading_s = time.perf_counter() - began
+        loaded = job.model.weight_bytes(steps.stage.layers, job.dtype)
         ends = job.model.ends(job.dtype, weights=weights or job.request.model.weights)
     except WeightsError as error:
         raise WeightsError(f"{error}; times do not depend on real weights: use --random-weights") from error
@@ -245,6 +248,7 @@ def measure_decoder(
     return replace(
         found,
         residual=residual,
+        load_s_per_byte=loading_s / loaded if weights is None else None,
         overhead_s=steps.overhead_s(timed, quota),
         handling=handling,
         busy_w=power.take_watts(),

@@ -149,7 +149,9 @@ def _steps(results: ProfileResults) -> StepCosts | None:
         return None
     names = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
     lists = {name: tuple(getattr(each, name) for each in steps) for name in names}
-    return StepCosts(**lists, ends=results.ends, residual=results.residual)
+    return StepCosts(
+        **lists, ends=results.ends, residual=results.residual, load_s_per_byte=results.load_s_per_byte
+    )
 
 
 def _length_profile(tokens: int, measured: Sequence[Measurement]) -> LengthProfile:

@@ -66,7 +66,8 @@ def _loss_lines(request: RunRequest, planned: PlannedSchedule) -> Iterator[str]:
         if why is not None:
             yield f"loss of {loss.host}: ends the run: {why}"
         elif loss.throughput_items_per_s is not None:
-            yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} {unit} on the others"
+            pause = "" if loss.pause_s is None else f", after a pause of {figure(loss.pause_s)} s"
+            yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} {unit} on the others{pause}"
 
 
 def _trial(request: RunRequest) -> Trial:

@@ -165,8 +165,8 @@ class Planner {
   void add_losses() {
     const Problem& problem = answer_.named.problem;
     answer_.losses.emplace();
-    const std::vector<Loss> losses =
-        find_losses(problem, answer_.solution, [&](const Problem& rest) { return solve_as_asked(rest); });
+    const std::vector<Loss> losses = find_losses(
+        problem, answer_.solution, [&](const Problem& rest) { return solve_as_asked(rest); }, line_.solver);
     const Loss* const fatal = line_.survive_loss ? first_fatal(losses) : nullptr;
     for (const Loss& loss : losses) {
       LossOfHost one{loss, {}};

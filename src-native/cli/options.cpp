@@ -304,6 +304,7 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
   }
   check_joint(line, given);
   if (line.joint) line.request.choice = line.choice;
+  line.request.losses = line.losses;
   for (const yaml::Length& length : line.request.lengths) {
     line.request.tokens = std::max(line.request.tokens, length.tokens);
   }

@@ -106,6 +106,7 @@ DeviceType type_from(const View& view, std::size_t layers) {
   type.stage_s = bids_from(view, layers);
   type.busy_w = number_or(view, "busy_w", -1);
   type.idle_w = number_or(view, "idle_w", 0);
+  type.load_s_per_byte = number_or(view, "load_s_per_byte", type.load_s_per_byte);
   type.notes.dtype = text_or(view, "dtype", "");
   type.notes.threads = number_or(view, "threads", 0);
   type.notes.kernels = text_or(view, "kernels", "");
@@ -145,6 +146,8 @@ class Reader {
     problem_.most_items = number_or(root_, "most_items", kInfinity);
     for (const View& entry : items_of(root_, "asides")) problem_.asides.push_back(aside_from(entry));
     for (const View& entry : items_of(root_, "either")) problem_.either.push_back(aside_from(entry));
+    problem_.keeps_caches = number_or(root_, "keeps_caches", 1) != 0;
+    for (const View& entry : items_of(root_, "again")) problem_.again.push_back(aside_from(entry));
     if (const auto texts = root_.find("texts"); texts && !texts->is_null()) {
       named_.texts.emplace();
       named_.texts->streams = texts->at("streams").number();
@@ -391,6 +394,7 @@ void write_type(JsonWriter& json, const DeviceType& type) {
   if (type.output_receive_s > 0) json.key("output_receive_s").value(type.output_receive_s);
   if (type.busy_w >= 0) json.key("busy_w").value(type.busy_w);
   if (type.idle_w > 0) json.key("idle_w").value(type.idle_w);
+  if (type.load_s_per_byte != DeviceType{}.load_s_per_byte) json.key("load_s_per_byte").value(type.load_s_per_byte);
   if (type.bids()) {
     write_bids(json, type.stage_s, static_cast<int>(type.time_s.size()));
   }
@@ -530,6 +534,8 @@ std::string problem_json(const NamedProblem& named) {
   }
   write_asides(json, "asides", problem, problem.asides);
   write_asides(json, "either", problem, problem.either);
+  write_asides(json, "again", problem, problem.again);
+  if (!problem.keeps_caches) json.key("keeps_caches").value(0);
   json.key("links").open('[');
   for (const Link& link : problem.links) {
     json.open('{');

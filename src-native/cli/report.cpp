@@ -407,6 +407,12 @@ std::string loss_why(const Answer& answer, const LossOfHost& one) {
   return one.why ? why_text(answer, *one.why, problem_of(answer).hosts.size() - 1) : undecided_text();
 }
 
+// "after a pause of 1.2 s (2.1 s if no cache is kept)".
+std::string pause_words(const Pause& pause) {
+  return "after a pause of " + seconds_text(pause.seconds(pause.kept_s)) + " (" + seconds_text(pause.load_s) +
+         " of it to load layers; " + seconds_text(pause.seconds(pause.all_s)) + " in all if no cache is kept)";
+}
+
 std::string effect_text(const Answer& answer, const LossOfHost& one) {
   switch (one.loss.effect) {
     case Loss::Effect::kNone: return "nothing changes, no stage is there";
@@ -419,7 +425,8 @@ std::string effect_text(const Answer& answer, const LossOfHost& one) {
   return rate_words(answer, after.items_per_s()) +
          (std::isfinite(ratio) ? ", " + percent_text(ratio) + " of now" : "") +
          (answer.options.objective == Objective::kLatency ? ", at a latency of " + seconds_text(after.latency_s) : "") +
-         (after.status == Status::kOptimal ? "" : ", " + quality_text(after));
+         (after.status == Status::kOptimal ? "" : ", " + quality_text(after)) +
+         (one.loss.pause ? ", " + pause_words(*one.loss.pause) : "");
 }
 
 const char* effect_name(Loss::Effect effect) {
@@ -521,6 +528,24 @@ void write_loss(JsonWriter& json, const Answer& answer, const LossOfHost& one) {
     json.key("throughput_ratio").value(loss.after.items_per_s() / answer.solution.items_per_s());
     json.key("latency_s").value(loss.after.latency_s);
     json.key("gap").value(loss.after.gap());
+    json.key("stages").open('[');
+    for (const Stage& stage : loss.after.stages) {
+      const int host = stage.host < loss.host ? stage.host : stage.host + 1;  // it is left out of this plan
+      json.open('{').key("host").value(host_name(answer, host));
+      json.key("layers").pair(stage.first + 1, stage.last);
+      json.key("dtype").value(problem_of(answer).setting(stage.setting).dtype);
+      json.key("quant_bits")
+          .value(stage.last == problem_of(answer).layers()
+                     ? 0
+                     : problem_of(answer).widths[static_cast<std::size_t>(stage.width)].bits)
+          .close('}');
+    }
+    json.close(']');
+    if (loss.pause) {
+      json.key("pause_s").value(loss.pause->seconds(loss.pause->kept_s));
+      json.key("pause_without_cache_s").value(loss.pause->seconds(loss.pause->all_s));
+      json.key("load_s").value(loss.pause->load_s);
+    }
   } else if (loss.effect != Loss::Effect::kNone) {
     json.key("why").value(loss_why(answer, one));
   }

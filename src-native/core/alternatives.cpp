@@ -8,6 +8,7 @@
 #include "conditions.hpp"
 #include "costs.hpp"
 #include "instance.hpp"
+#include "takeover.hpp"
 
 namespace pipeedge {
 namespace {
@@ -156,7 +157,55 @@ std::vector<NextBest> next_best(const Problem& problem, const Solution& solution
   return Alternatives(problem, solution, options).all();
 }
 
-std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver) {
+namespace {
+
+// What hosts have loaded, once one of them is lost.
+Before loaded_without(const Problem& problem, const Solution& now, int host) {
+  Before before;
+  for (const Stage& stage : now.stages) {
+    const int left = stage.host > host ? stage.host - 1 : stage.host;
+    before.stages.push_back({stage.host == host ? LoadedStage::kGone : left, stage.first, stage.last,
+                             problem.setting(stage.setting).dtype, stage.width});
+  }
+  return before;
+}
+
+// Number of layers, from the first, up to the last one that its host did not have before.
+int layers_moved(const Problem& problem, const Before& before, const std::vector<Stage>& after) {
+  int moved = 0;
+  for (const Stage& stage : after) {
+    for (int layer = stage.first; layer < stage.last; ++layer) {
+      const auto had = [&](const LoadedStage& one) {
+        return one.host == stage.host && one.first <= layer && layer < one.last &&
+               one.dtype == problem.setting(stage.setting).dtype;
+      };
+      if (std::none_of(before.stages.begin(), before.stages.end(), had)) moved = layer + 1;
+    }
+  }
+  return moved;
+}
+
+Pause pause_of(const Problem& problem, const Before& before, const std::vector<Stage>& after) {
+  Pause pause;
+  const LinkTable links(problem);
+  Costs costs = evaluate(problem, links, after);
+  add_before(problem, before, after, costs);
+  for (std::size_t s = 0; s < after.size(); ++s) {
+    const DeviceType& type = *problem.setting(after[s].setting).type(after[s].host);
+    pause.load_s = std::max(pause.load_s, costs.stages[s].load_bytes * type.load_s_per_byte);
+  }
+  const Aside& again = problem.again[std::min(after.size(), problem.again.size()) - 1];
+  pause.all_s = aside_cost(problem, links, after, again, problem.layers()).total_s;
+  const int moved = layers_moved(problem, before, after);
+  const bool all = !problem.keeps_caches || moved == problem.layers();
+  pause.kept_s = all ? pause.all_s : aside_cost(problem, links, after, again, moved).total_s;
+  return pause;
+}
+
+}  // namespace
+
+std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver,
+                              const Options& options) {
   std::vector<Loss> losses(problem.hosts.size());
   std::vector<char> used(problem.hosts.size(), 0);
   for (const Stage& stage : now.stages) used[at(stage.host)] = 1;
@@ -180,6 +229,11 @@ std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const
     loss.effect = !loss.after.stages.empty()                 ? Loss::Effect::kContinues
                   : loss.after.status == Status::kInfeasible ? Loss::Effect::kEnds
                                                              : Loss::Effect::kUnknown;
+    if (problem.again.empty() || loss.after.stages.empty()) continue;
+    const Problem others = without_host(problem, host);
+    const Before before = loaded_without(problem, now, host);
+    loss.after.stages = follow(others, before, options, loss.after.stages);
+    loss.pause = pause_of(others, before, loss.after.stages);
   }
   return losses;
 }

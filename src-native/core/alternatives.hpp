@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,18 @@ struct NextBest {
 // type and a link's bits are changed with all others as they are.
 std::vector<NextBest> next_best(const Problem& problem, const Solution& solution, const Options& options);
 
+// How long the texts of a decoder pause after a loss: somebody has to notice and to plan, what hosts lack of their new
+// layers has to be loaded, and what caches lack has to be computed again.
+struct Pause {
+  static constexpr double kStopS = 0.15;  // a process that ends is noticed at once; stopping, planning, links
+
+  double load_s = 0;
+  double all_s = 0;   // computing all tokens of all texts in all layers
+  double kept_s = 0;  // ... in the layers up to the last one that another host has now
+
+  double seconds(double again_s) const { return kStopS + load_s + again_s; }
+};
+
 // The loss of one host.
 struct Loss {
   enum class Effect {
@@ -50,12 +63,14 @@ struct Loss {
 
   int host = 0;
   Effect effect = Effect::kNone;
-  bool of_data_host = false;  // ends every run, whatever fits
-  Solution after;             // plan of the others; empty for kNone and the data host
+  bool of_data_host = false;   // ends every run, whatever fits
+  Solution after;              // plan of the others; empty for kNone and the data host
+  std::optional<Pause> pause;  // of a decoder that continues
 };
 
 // One entry for each host, in their order. Hosts that are equivalent are asked about once.
-std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver);
+std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const Solver& solver,
+                              const Options& options);
 
 // The first host, apart from the data host, whose loss cannot be taken or is undecided; null if there is none.
 const Loss* first_fatal(const std::vector<Loss>& losses);

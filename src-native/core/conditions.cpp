@@ -24,7 +24,7 @@ void check(double value, double least, const std::string& what) {
 template <typename Visit>
 void each_setting(Problem& problem, Visit visit) {
   for (Setting& setting : problem.settings) visit(setting);
-  for (std::vector<Aside>* asides : {&problem.asides, &problem.either}) {
+  for (std::vector<Aside>* asides : {&problem.asides, &problem.either, &problem.again}) {
     for (Aside& aside : *asides) {
       for (Setting& setting : aside.settings) visit(setting);
     }
@@ -45,6 +45,7 @@ void change_types(Problem& problem, int host, Change change) {
 
 void slow_down(DeviceType& type, double slowness) {
   type.overhead_s *= slowness;
+  type.load_s_per_byte *= slowness;
   for (std::vector<double>* seconds : {&type.time_s, &type.receive_s, &type.send_s, &type.stage_s}) {
     for (double& each : *seconds) each *= slowness;
   }

@@ -149,10 +149,8 @@ bool keeps_asides(const Problem& problem, const Costs& costs) {
   return any;
 }
 
-namespace {
-
 AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages,
-                     const Aside& aside) {
+                     const Aside& aside, int layers) {
   const DataHost data = data_host_of(problem, aside);
   AsideCost cost;
   const auto takes = [&](double seconds) {
@@ -168,10 +166,10 @@ AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::
     }
     const DeviceType* const type = setting.type(stage.host);
     if (type == nullptr) return {kInfinity, kInfinity, kInfinity};
-    GrowingStage layers(problem, *type, stage.first);
-    while (layers.last() < stage.last) layers.add_layer();
-    const double compute_s = layers.seconds(receive_seconds(problem, *type, stage.host, stage.first),
-                                            send_seconds(problem, *type, stage.host, stage.last));
+    GrowingStage computing(problem, *type, stage.first);
+    while (computing.last() < std::min(stage.last, layers)) computing.add_layer();
+    const double compute_s = computing.seconds(receive_seconds(problem, *type, stage.host, stage.first),
+                                               send_seconds(problem, *type, stage.host, stage.last));
     takes(compute_s);
     if (stage.host == problem.data_host) {
       cost.longest_s =
@@ -189,8 +187,6 @@ AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::
   cost.total_s = cost.latency_s + aside.repeats * cost.longest_s + aside.fixed_s;
   return cost;
 }
-
-}  // namespace
 
 Costs evaluate(const Problem& problem, const std::vector<Stage>& stages) {
   return evaluate(problem, LinkTable(problem), stages);
@@ -254,8 +250,10 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
     const double batch_size = problem.setting(stages.front().setting).batch_size;
     costs.period_s = std::max(costs.period_s, costs.latency_s * batch_size / problem.most_items);
   }
-  for (const Aside& aside : problem.asides) costs.asides.push_back(aside_cost(problem, links, stages, aside));
-  for (const Aside& aside : problem.either) costs.either.push_back(aside_cost(problem, links, stages, aside));
+  for (const Aside& one : problem.asides)
+    costs.asides.push_back(aside_cost(problem, links, stages, one, problem.layers()));
+  for (const Aside& one : problem.either)
+    costs.either.push_back(aside_cost(problem, links, stages, one, problem.layers()));
   add_joules(problem, data, stages, costs);
   return costs;
 }

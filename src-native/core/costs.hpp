@@ -68,6 +68,10 @@ bool keeps_asides(const Problem& problem, const Costs& costs);
 Costs evaluate(const Problem& problem, const std::vector<Stage>& stages);
 Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages);
 
+// What an aside takes through a plan of which only so many layers, from the first, compute.
+AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages,
+                     const Aside& aside, int layers);
+
 // Seconds of a stage before and after its layers, on a host: its overhead and taking a microbatch from the link at a cut;
 // and passing it on. Links take none where the model begins or ends and nothing is counted, or on the data host itself.
 double receive_seconds(const Problem& problem, const DeviceType& type, int host, int cut);

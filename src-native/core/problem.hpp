@@ -116,8 +116,9 @@ struct DeviceType {
   std::vector<double> stage_s;
   // Empty, or [first * (layers + 1) + last]: bytes that the host holds besides each stage, of a plan that still runs.
   std::vector<double> beside_bytes;
-  double busy_w = -1;  // watts while a stage computes on it; negative: unknown
-  double idle_w = 0;   // watts while it waits, at most those above if they are known
+  double busy_w = -1;             // watts while a stage computes on it; negative: unknown
+  double idle_w = 0;              // watts while it waits, at most those above if they are known
+  double load_s_per_byte = 1e-8;  // of weights
   ProfileNotes notes;
 
   bool bids() const { return !stage_s.empty(); }
@@ -199,6 +200,9 @@ struct Problem {
   double most_items = kInfinity;  // under way at a time; finite: each enters when one before it has come back
   std::vector<Aside> asides;      // at most kMostAsides, with one of `either`
   std::vector<Aside> either;      // a plan has to keep the limits of one of these
+  // What a decoder computes again once all caches are lost, by the number of stages, from 1; the last one is for more.
+  std::vector<Aside> again;
+  bool keeps_caches = true;  // whether hosts that keep layers keep their caches
 
   static constexpr std::size_t kMostAsides = 2;
 

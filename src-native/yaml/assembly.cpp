@@ -354,6 +354,7 @@ class Assembler {
       add_profile(type, dtype, *profile, setting);
       DeviceType& own = setting.types.back();
       own.state_bytes = state_bytes(*profile->steps, *model_, texts_);
+      if (profile->steps->load_s_per_byte) own.load_s_per_byte = *profile->steps->load_s_per_byte;
       set_rows(*profile, {rows, texts_.positions(), false}, setting, own);
     }
     problem_.settings.push_back(std::move(setting));
@@ -394,6 +395,7 @@ class Assembler {
       own = static_cast<int>(setting.types.size());
       setting.types.push_back(std::move(type));
     }
+    add_again(head_s);
     Aside prompt = aside("prompt", {assembly_.chunk, texts_.prompt / 2, true});
     prompt.repeats = std::ceil(texts_.prompt / assembly_.chunk) - 1;
     prompt.max_s = texts_.max_first_token_s;
@@ -412,6 +414,22 @@ class Assembler {
         group.longest_limit_s = rows / texts_.min_tokens_per_s;
       }
       problem_.either.push_back(std::move(group));
+    }
+  }
+
+  // All tokens of all texts, half of whose answers are there on average, in chunks.
+  void add_again(double head_s) {
+    constexpr int kMostStages = 8;
+    const auto& windows = model_->windows;
+    problem_.keeps_caches = std::all_of(windows.begin(), windows.end(), [](double window) { return window == 0; });
+    const double tokens = texts_.streams * texts_.positions();
+    const int most = std::min({static_cast<int>(problem_.hosts.size()), problem_.layers(), kMostStages});
+    for (int stages = 1; stages <= most && request_.losses; ++stages) {
+      const double rows = chunk_rows(tokens, stages);
+      Aside again = aside("again", {rows, texts_.positions() / 2, true});
+      again.repeats = tokens / rows - 1;
+      again.fixed_s = head_s;
+      problem_.again.push_back(std::move(again));
     }
   }
 

@@ -37,6 +37,7 @@ struct Request {
   std::string transport = "p2p";   // of the links, as profiles name it
   double input_bytes = -1;         // of one item of input; negative: according to models.yml and the dtype
   Texts texts;                     // of a decoder
+  bool losses = false;             // whether to find out what losses cost
   std::vector<std::string> hosts;  // hosts to schedule on, from the devices file; empty: all
 };
 

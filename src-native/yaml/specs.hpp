@@ -76,7 +76,8 @@ struct StepCosts {
     double fixed_s = 0, start_s = 0, row_s = 0, feed_s = 0, feed_row_s = 0;
     double mem_bytes = 0;
   } ends;
-  std::optional<double> residual;  // largest relative deviation of a measured step
+  std::optional<double> residual;         // largest relative deviation of a measured step
+  std::optional<double> load_s_per_byte;  // of weights, from a file that was read before
 };
 
 struct Profile {

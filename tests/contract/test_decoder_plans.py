@@ -15,13 +15,13 @@ from sched_program import Run, run
 FILES = {"-sm": "models", "-sdt": "types", "-sd": "devices", "--dev-neighbors-file": "neighbors"}
 
 
-def asked(folder: Path, case: Case, *options: str) -> Run:
+def asked(folder: Path, case: Case, *options: str, text: str = "") -> Run:
     files = []
     for option, name in FILES.items():
         path = folder / f"{name}.yml"
         path.write_text(json.dumps(getattr(case, name)))
         files += [option, str(path)]
-    return run("-m", "m", *files, *case.options(), *options)
+    return run("-m", "m", *files, *case.options(), *options, text=text)
 
 
 def plan_of(answer: dict[str, Any]) -> list[Stage]:
@@ -68,3 +68,45 @@ def test_a_plan_is_the_best_of_all(tmp_path: Path) -> None:
         assert answer["status"] == "optimal", seed
         assert check_answer(case, answer) == pytest.approx(best, rel=1e-8), seed
     assert feasible > 10
+
+
+def test_pauses_after_losses_add_up(tmp_path: Path) -> None:
+    seen = kept = 0
+    for seed in range(cases(2_000, part=60)):
+        rng = np.random.default_rng(seed)
+        case = random_case(rng)
+        for kind in case.types.values():
+            for profile in kind["model_profiles"]["m"]:
+                profile["steps"]["load_s_per_MB"] = float(rng.uniform(0, 0.1))
+        done = asked(tmp_path, case, "--format=json", "--losses")
+        if done.code:
+            continue
+        answer = json.loads(done.out)
+        for loss in answer["losses"]:
+            if loss["effect"] != "continues":
+                assert "pause_s" not in loss
+                continue
+            after = [
+                Stage(one["host"], one["layers"][0] - 1, one["layers"][1], one["dtype"], one["quant_bits"])
+                for one in loss["stages"]
+            ]
+            cluster, plan = Cluster(case), plan_of(answer)
+            assert loss["pause_s"] == pytest.approx(cluster.pause(plan, after, keeps=True), rel=1e-8), seed
+            assert loss["pause_without_cache_s"] == pytest.approx(
+                cluster.pause(plan, after, keeps=False), rel=1e-8
+            ), seed
+            seen += 1
+            kept += loss["pause_s"] < loss["pause_without_cache_s"]
+    assert seen > kept > 0
+
+
+def test_a_plan_after_a_loss_reads_what_is_loaded_once(tmp_path: Path) -> None:
+    # Other places of the head are compared, too, with the files that were read.
+    loaded = json.dumps({"loaded": [{"host": "h0", "layers": [1, 1], "quant_bits": 0, "dtype": "float32"}]})
+    cases_of_two = (random_case(np.random.default_rng(seed)) for seed in range(40))
+    codes = [
+        asked(tmp_path, case, "--format=json", "--conditions=-", text=loaded).code
+        for case in cases_of_two
+        if len(case.devices) > 1
+    ]
+    assert set(codes) == {0, 3}

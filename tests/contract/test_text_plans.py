@@ -155,7 +155,7 @@ def test_losses_are_told_in_tokens(tmp_path: Path) -> None:
     show_schedule(parse_runtime(words, Environment()).request, shown.append)
     losses = [line.split(": ", 1) for line in shown if line.startswith("loss of ")]
     assert [host for host, _ in losses] == ["loss of 0", "loss of 1"]
-    assert losses[1][1].endswith(" tokens/s on the others")
+    assert re.fullmatch(r"[0-9.]+ tokens/s on the others, after a pause of 0\.[0-9]+ s", losses[1][1])
 
 
 def simulated(scheduled: Sequence[object], *options: object) -> FinishedTexts:

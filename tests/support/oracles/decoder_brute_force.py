@@ -126,8 +126,48 @@ class Cluster:
         rate = one["bw_Mbps"] * 2**20 / 8
         return (nbytes / rate if rate else math.inf) + one.get("latency_s", 0)
 
-    def passing(self, plan: list[Stage], rows: float, positions: float, *, chunk: bool) -> Passing:
-        """Return what a step takes: feeding, links, stages, and the head unless it is a chunk."""
+    def pause(self, before: list[Stage], after: list[Stage], *, keeps: bool) -> float:
+        """Return the seconds from the loss of a host until all texts have a token again.
+
+        Args:
+            before: Plan with the lost host.
+            after: Plan without it.
+            keeps: Whether the layers behind the last one that has moved keep their caches.
+        """
+        had = {
+            (stage.host, stage.dtype, layer) for stage in before for layer in range(stage.first, stage.last)
+        }
+        load_s, lost = 0.0, 0
+        for stage in after:
+            profile = self.profile(stage.host, stage.dtype)
+            assert profile is not None
+            missing = [n for n in range(stage.first, stage.last) if (stage.host, stage.dtype, n) not in had]
+            megabytes = sum(profile["weights_MB"][layer] for layer in missing)
+            load_s = max(load_s, megabytes * profile["steps"]["load_s_per_MB"])
+            lost = max([lost, *(layer + 1 for layer in missing)])
+        tokens = self.case.streams * self.positions
+        rows = min(256.0, tokens)
+        if len(after) > 1:
+            rows = min(rows, max(16, round_half_up(math.sqrt(tokens * 8 / (len(after) - 1)))))
+        computing = lost if keeps and not any(self.case.model.get("windows", ())) else self.case.layers
+        chunk = self.passing(after, rows, self.positions / 2, chunk=True, until=computing)
+        return 0.15 + load_s + chunk.latency + (tokens / rows - 1) * chunk.longest + self.head_s()
+
+    def head_s(self) -> float:
+        """Return the seconds in which the head decides one token."""
+        dtypes = ("float32", "int8") if self.case.joint else ("float32",)
+        found = [
+            one["steps"]["ends"] for dtype in dtypes if (one := self.profile(self.case.data_host, dtype))
+        ]
+        return max((max(ends["fixed_s"], ends["start_s"] + ends["row_s"]) for ends in found), default=0.0)
+
+    def passing(
+        self, plan: list[Stage], rows: float, positions: float, *, chunk: bool, until: int | None = None
+    ) -> Passing:
+        """Return what a step takes: feeding, links, stages, and the head unless it is a chunk.
+
+        ``until``: number of layers, from the first, that compute; None for all.
+        """
         case, data, found = self.case, self.case.data_host, Passing()
         feed = collect = both = feed_link = collect_link = 0.0
         dtypes = {"float32", "int8"} if case.joint else {"float32"}
@@ -152,7 +192,7 @@ class Cluster:
         for stage in plan:
             width = bits if bits and bits < 8 * ELEMENT[sender] else 8 * ELEMENT[sender]
             found.parts.append(self.link_s(before, stage.host, rows * self.elements(stage.first) * width / 8))
-            computes = self.stage_s(stage, rows, positions, chunk=chunk)
+            computes = self.stage_s(stage, rows, positions, chunk=chunk, until=until)
             found.parts.append(computes)
             if stage.host == data:
                 own = both
@@ -163,12 +203,14 @@ class Cluster:
         found.parts.append(self.link_s(plan[-1].host, data, out))
         return found
 
-    def stage_s(self, stage: Stage, rows: float, positions: float, *, chunk: bool) -> float:
+    def stage_s(
+        self, stage: Stage, rows: float, positions: float, *, chunk: bool, until: int | None
+    ) -> float:
         profile = self.profile(stage.host, stage.dtype)
         assert profile is not None
         steps, tcp = profile["steps"], profile["handling"]["tcp"]
         total = profile["overhead_s"]
-        for layer in range(stage.first, stage.last):
+        for layer in range(stage.first, stage.last if until is None else min(stage.last, until)):
             window = self.case.model["windows"][layer] if "windows" in self.case.model else 0
             seen = positions + 1 if not window else min(positions + 1, window)
             each = steps["chunk_position_s" if chunk else "position_s"][layer]
@@ -224,11 +266,8 @@ class Cluster:
                 rate, groups = found, count
         token_s = self.passing(plan, 1, self.positions, chunk=False).latency
         chunk = self.passing(plan, self.chunk, case.prompt / 2, chunk=True)
-        dtypes = ("float32", "int8") if case.joint else ("float32",)
-        heads = [one["steps"]["ends"] for dtype in dtypes if (one := self.profile(case.data_host, dtype))]
-        head_s = max((max(ends["fixed_s"], ends["start_s"] + ends["row_s"]) for ends in heads), default=0.0)
         more = math.ceil(case.prompt / self.chunk) - 1
-        return Figures(rate, groups, token_s, chunk.latency + more * chunk.longest + head_s)
+        return Figures(rate, groups, token_s, chunk.latency + more * chunk.longest + self.head_s())
 
     def keeps(self, figures: Figures, slack: float = 1e-9) -> bool:
         limits = self.case.limits
