@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from pipeedge.decoding.pages import pages_of
 from pipeedge.decoding.step_times import StepTimes
@@ -27,7 +28,7 @@ _TIMES = 2
 _FAR_ROWS = (8, 32)
 _FAR = 2048
 """Position of rows far from the beginning, if the context is as long."""
-_BURST_LAPS = 3
+_BURST_LAPS = 4
 """Steps one behind the other, for each step that may be in flight."""
 _LONGEST_S = 2.0
 """Seconds that a step of the measurement may be expected to take; longer ones are left out."""
@@ -123,9 +124,10 @@ class MeasuredSteps:
         lap = len(self.ends) // _BURST_LAPS
         if alone is None or not lap:
             return None
-        # The first lap fills the stages. Behind it, the one that was disturbed least counts.
-        laps = zip(self.ends[lap - 1 :], self.ends[2 * lap - 1 :], strict=False)
-        apart = min(late - early for early, late in laps) / lap
+        # The first lap fills the stages. Steps may return in bunches, so moments are averaged over a lap; the
+        # least time from one of these to the next counts, as something may have disturbed the others.
+        laps = [fmean(self.ends[first : first + lap]) for first in range(lap, len(self.ends) - lap + 1)]
+        apart = min(late - early for early, late in zip(laps, laps[lap:], strict=False)) / lap
         return min(1.0, max(apart / alone, 1.0 / len(self.ends)))
 
 

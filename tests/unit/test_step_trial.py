@@ -62,6 +62,14 @@ def test_a_disturbed_step_does_not_slow_the_bottleneck_down() -> None:
     assert steps.bottleneck == pytest.approx(0.25)
 
 
+def test_steps_that_return_in_bunches_do_not_hasten_the_bottleneck() -> None:
+    """As where the head shares a processor with the first stage, which is busy with the next steps first."""
+    steps = MeasuredSteps({TrialStep(1): 0.02})
+    for number in range(16):
+        steps = steps.with_step(TrialStep(1, alone=False), 0.0, 0.03 * (number // 3))
+    assert steps.bottleneck == pytest.approx(0.5, rel=0.1)
+
+
 def test_a_slow_device_measures_no_long_steps() -> None:
     found = measured([1.0], StepLimits(context=4096, rows=256), slow=40, reading=0.004)
     assert [cost for cost, _ in found.times.points] == [1.0, 8.0]
