@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan, shared_blocks
 from pipeedge.base.wording import figure
+from pipeedge.models.architecture import LAYERS_PER_BLOCK
 from pipeedge.plan.placing import PlacedStage, Placing
 
-__all__ = ["Survivor", "loaded_by", "smallest_change"]
+__all__ = ["Held", "Survivor", "loaded_by", "smallest_change"]
 
 _MB = 1 << 20
 
@@ -44,6 +45,67 @@ class Survivor:
         if held is None:
             return cls(rank, room_bytes, host)
         return cls(rank, room_bytes, host, held.layers, held.dtype)
+
+
+class Held:
+    """Layers that the ranks have loaded, as far as rank 0 knows.
+
+    Args:
+        block: Number of layers of a block, which a rank keeps only if it has all of them before and after.
+    """
+
+    def __init__(self, block: int = LAYERS_PER_BLOCK) -> None:
+        self._block = block
+        self._stages: dict[int, StagePlan] = {}
+        self._since: dict[int, dict[int, int]] = {}
+        """Plan since which each rank of the latest plan has had each of its layers in every plan."""
+
+    def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
+        """Return, for each layer, since which plan its rank has had it in every plan.
+
+        Args:
+            schedule: The schedule.
+            number: Number of its plan, larger than those before.
+        """
+        found = []
+        for stage in schedule.stages:
+            known, kept = self._since.get(stage.rank, {}), self._kept(stage)
+            layers = range(stage.layers.start, stage.layers.stop)
+            found += [known.get(layer, number) if layer in kept else number for layer in layers]
+        return tuple(found)
+
+    def _kept(self, stage: StagePlan) -> range:
+        """Return the layers of a stage that its rank keeps."""
+        known = self._stages.get(stage.rank)
+        if known is None or known.dtype != stage.dtype:
+            return range(0)
+        if known.layers == stage.layers:
+            return range(stage.layers.start, stage.layers.stop)
+        blocks = shared_blocks(known.layers, stage.layers, self._block)
+        return range(blocks.start * self._block, blocks.stop * self._block)
+
+    def loads(self, schedule: Schedule, number: int) -> None:
+        """Note that the ranks of a schedule load their layers, in place of what they had.
+
+        Args:
+            schedule: The schedule.
+            number: Number of its plan.
+        """
+        since = self.since(schedule, number)
+        self._since = {
+            stage.rank: {layer: since[layer] for layer in range(stage.layers.start, stage.layers.stop)}
+            for stage in schedule.stages
+        }
+        self._stages |= {stage.rank: stage for stage in schedule.stages}
+
+    def forget(self, rank: int) -> None:
+        """Note that another process has the number ``rank``, or none."""
+        self._stages.pop(rank, None)
+        self._since.pop(rank, None)
+
+    def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
+        """Return a rank that is left, with what it has loaded."""
+        return Survivor.holding(rank, room_bytes, host, self._stages.get(rank))
 
 
 def loaded_by(survivors: Sequence[Survivor], names: Sequence[str]) -> Placing:

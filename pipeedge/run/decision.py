@@ -27,6 +27,7 @@ from pipeedge.control.session import Session
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageStats
+from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import InputFacts, Plan
@@ -34,7 +35,7 @@ from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
-from pipeedge.run.replanning import Held, PlanAsMeasured, describe, name_stages, plan_schedule_again
+from pipeedge.run.replanning import PlanAsMeasured, describe, name_stages, plan_schedule_again
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds

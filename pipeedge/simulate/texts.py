@@ -12,17 +12,18 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 
 import pipeedge
+from pipeedge._native import DECODER_PAGE as PAGE
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.text_lengths import TextLengths
 from pipeedge.decoding.pages import pages_of
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
-from pipeedge.models.layers.decoder import PAGE
 from pipeedge.observe.assembly import assemble
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.records import EpochRecord, Recording
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.observe.token_figures import TextState
+from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
 from pipeedge.plan.costs import PlanCosts, StageCosts, TextCosts
 from pipeedge.plan.problem import ELEMENT_BYTES
@@ -30,7 +31,6 @@ from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.plan.scheduler import TextRequest
 from pipeedge.plan.specs import BYTES_PER_MB
 from pipeedge.report.run_report import RunReport
-from pipeedge.run.replanning import Held
 from pipeedge.simulate.losses import LossyWorld, Recoveries
 from pipeedge.simulate.options import RecoveryRequest, SimulationRequest
 from pipeedge.simulate.steps import LostHost, Passage, SimulatedSteps, StepSeconds

@@ -19,13 +19,13 @@ from pipeedge.base.text_lengths import InputSizes
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.session import Refusal
 from pipeedge.models import find_model
-from pipeedge.plan.after_loss import Survivor
+from pipeedge.plan.after_loss import Held, Survivor
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import Following, PlannedSchedule, plan_schedule
 from pipeedge.run.context import Program, RankContext, Transports
 from pipeedge.run.decision import FORMS, Decider
-from pipeedge.run.replanning import Held, PlanAsMeasured, describe, plan_schedule_again
+from pipeedge.run.replanning import PlanAsMeasured, describe, plan_schedule_again
 from pipeedge.transport.choice import make_endpoint
 
 MODEL = find_model("vit-digits")

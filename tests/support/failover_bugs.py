@@ -64,8 +64,8 @@ from pipeedge.data.step_queue import Listener, StepGroup, StepQueue
 from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
+from pipeedge.plan.after_loss import Held
 from pipeedge.run.ledger import Arrival, Ledger
-from pipeedge.run.replanning import Held
 
 _ACTIVE = (Step.PREPARING, Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 

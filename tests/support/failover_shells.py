@@ -18,9 +18,9 @@ from pipeedge.control.liveness import Limits
 from pipeedge.control.rules import HubParts, HubState
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.steps import StepScheduler
+from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
 from pipeedge.run.ledger import Ledger
-from pipeedge.run.replanning import Held
 
 LAYERS = 6
 BLOCK = 2
