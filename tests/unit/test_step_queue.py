@@ -76,7 +76,9 @@ class Chain:
         texts: AnswerTexts | None = None,
     ) -> None:
         self.model, self.dtype, self.places = model, dtype, places
-        self.queue = StepQueue(texts or Numbers(), measures=measures, proposals=proposals)
+        # A clock that each look moves: the speed of the machine decides nothing.
+        clock = itertools.count(0.0, 0.001).__next__
+        self.queue = StepQueue(texts or Numbers(), measures=measures, proposals=proposals, clock=clock)
         self.ends = model.ends(dtype)
         self.plan(cuts, 4)
 
