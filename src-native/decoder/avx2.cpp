@@ -54,8 +54,9 @@ struct ShortQuads {
 
 }  // namespace
 
-const Variant kAvx2 = variant_of(
-    "avx2", {kTileRows, multiply_rows<UnitProduct<FloatUnits>, kTileRows>}, {kTileRows, multiply_rows<UnitProduct<HalfUnits>, kTileRows>},
-    {1, multiply_rows<CodeProduct<SignedQuads>, 1>}, {1, multiply_rows<NibbleProduct<ShortQuads>, 1>});
+const Variant kAvx2 =
+    variant_of("avx2", {kTileRows, multiply_rows<UnitProduct<FloatUnits>, kTileRows>},
+               {kTileRows, multiply_rows<UnitProduct<HalfUnits>, kTileRows>},
+               {1, multiply_rows<CodeProduct<SignedQuads>, 1>}, {1, multiply_rows<NibbleProduct<ShortQuads>, 1>});
 
 }  // namespace pipeedge::decoder
