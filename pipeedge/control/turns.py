@@ -47,8 +47,8 @@ class EpochOrder:
     """An epoch in which this rank has a part."""
 
     prepare: Prepare
-    beside: int | None
-    """Number of the epoch that runs and whose place it is to take; None if nothing runs."""
+    replaces: int | None
+    """Number of the running epoch whose place it is to take; None if nothing runs."""
 
 
 def _do_nothing() -> None:

@@ -565,7 +565,7 @@ class StepQueue:
             for number in ended:
                 if self._sequences.pop(number, None) is not None:
                     self.figures.ended(number, now)
-            self._pace.came(step.rows, step.positions, now, self._scheduler.growing)
+            self._pace.note(step.rows, step.positions, now, self._scheduler.growing)
             self._changed.notify_all()
         for tell in told:
             tell()

@@ -168,7 +168,7 @@ class StepPace:
     """Time of the latest result, while texts have grown ever since."""
     _growing: int = 0
 
-    def came(self, rows: int, positions: int | None, now: float, growing: int) -> None:
+    def note(self, rows: int, positions: int | None, now: float, growing: int) -> None:
         """Note the result of a step.
 
         Args:

@@ -182,11 +182,11 @@ class _Rank:
 
     def begin(self, order: EpochOrder) -> None:
         """Begin an epoch, in a thread of its own."""
-        plan, is_change = self._session.read_plan(order.prepare.plan), order.beside is not None
+        plan, is_change = self._session.read_plan(order.prepare.plan), order.replaces is not None
         epoch = self._context.for_epoch(order.prepare, plan, is_change=is_change)
         with self._changing:
             # If it has ended since, the hub has stopped both.
-            before = next((one for one in self._active if one.epoch.number == order.beside), None)
+            before = next((one for one in self._active if one.epoch.number == order.replaces), None)
             turn = _Turn(epoch, before)
             self._active = (*self._active, turn)
 

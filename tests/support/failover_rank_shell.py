@@ -92,7 +92,7 @@ class Turn:
         self.world = process.world
         self.epoch = order.prepare.epoch
         self.plan: Part = read_plan(order.prepare.plan)
-        self.is_change = order.beside is not None
+        self.is_change = order.replaces is not None
         self.before = before
         self.changed = SimCondition(self.world)
         self.activity = process.activity.part()
@@ -617,7 +617,7 @@ class RankShell:
     def _main(self) -> None:
         try:
             while (order := self.turns.next()) is not None:
-                before = self.turns_by_epoch.get(order.beside) if order.beside is not None else None
+                before = self.turns_by_epoch.get(order.replaces) if order.replaces is not None else None
                 turn = Turn(self, order, before)
                 self.turns_by_epoch[turn.epoch] = turn
                 self.turns.on_stop(turn.epoch, lambda turn=turn: self._stop(turn))  # type: ignore[misc]
