@@ -74,8 +74,7 @@ def printed_rows(script: str, folder: Path, python: Path, *options: str) -> subp
 def test_answers_of_standard_input_are_all_that_is_printed(tmp_path: Path, quick_python: Path) -> None:
     """An image comes in through a pipe, and its classes go out through another."""
     Image.new("L", (8, 8), 99).save(tmp_path / "a.png")
-    # The quick Python would read the standard input of its server.
-    done = printed_rows('"$@" --input - < a.png', tmp_path, Path(sys.executable))
+    done = printed_rows('"$@" --input - < a.png', tmp_path, quick_python)
     assert done.returncode == 0, done.stderr
     row = json.loads(done.stdout)
     assert (row["item"], row["source"], len(row["top"])) == (0, "standard input", 5)
@@ -100,8 +99,9 @@ def test_rows_that_cannot_be_printed_fail_the_run(tmp_path: Path, quick_python: 
     assert (done.returncode, done.stderr) == (1, line)
 
 
-def test_help_survives_a_reader_that_has_gone(tmp_path: Path) -> None:
-    programs = {command.name: [sys.executable, "-m", "pipeedge", command.name] for command in COMMANDS}
+def test_help_survives_a_reader_that_has_gone(tmp_path: Path, quick_python: Path) -> None:
+    programs = {command.name: [quick_python, "-m", "pipeedge", command.name] for command in COMMANDS}
+    programs["schedule"][0] = sys.executable  # it looks for sched-pipeline beside it
     programs["sched-pipeline"] = [find_executable()]
     programs["pipeedge"] = [sys.executable, "-m", "pipeedge"]
     unread, printed = os.pipe()

@@ -85,13 +85,12 @@ def test_ranks_that_were_started_elsewhere_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fresh", "ranks", "more"),
     [
-        (True, 2, ""),
         # As a worker of multiprocessing, which ends without ``atexit`` before Python 3.13.
         (False, 2, ""),
         # Python ends while threads prepare pictures, read what the user gives, and wait for that.
         (
             True,
-            1,
+            2,
             "large = pipeline([Image.new('L', (800, 800))] * 1000); next(large)\n"
             "read = pipeline(Image.new('L', (800, 800)).rotate(9) for _ in range(1000)); next(read)\n"
             "queue = SimpleQueue(); queue.put(tiny); live = pipeline(iter(queue.get, 0)); next(live)",

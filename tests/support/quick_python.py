@@ -140,6 +140,7 @@ def _become(request: dict[str, Any], command: Path) -> None:
     if LAUNCHER in os.environ:  # it ends with its parent
         os.environ[LAUNCHER] = str(os.getppid())
     sys.executable = str(command)
+    sys.stdin = open(0, closefd=False)  # a process of multiprocessing has none  # noqa: SIM115
     words: list[str] = request["words"]
     if words[0] == "-u":
         words = words[1:]
