@@ -386,7 +386,9 @@ class Head {
 /// Names of the forms of rows, with the weights and the bytes of a unit.
 std::vector<std::tuple<std::string, std::size_t, std::size_t>> weight_codings() {
   std::vector<std::tuple<std::string, std::size_t, std::size_t>> found;
-  for (const decoder::Coding& coding : decoder::codings()) found.emplace_back(coding.name, coding.values, coding.bytes);
+  for (const decoder::Coding* coding = decoder::best_variant().codings; coding->name != nullptr; ++coding) {
+    found.emplace_back(coding->name, coding->values, coding->bytes);
+  }
   return found;
 }
 

@@ -9,8 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "kernels.hpp"
 
@@ -34,28 +32,18 @@ struct NibbleGroup {
 
 /// A form of rows.
 struct Coding {
-  const char* name;
-  std::size_t values, bytes;  // of a unit of the form, whole groups
+  const char* name = nullptr;
+  std::size_t values = 0, bytes = 0;  // of a unit of the form, whole groups
   /// Writes the values of a unit.
-  void (*decode)(const std::uint8_t* unit, float* values);
+  void (*decode)(const std::uint8_t* unit, float* values) = nullptr;
   /// Writes the codes of a group of a row where the form has codes of 8 bits; else null.
-  void (*bytes_of)(const std::uint8_t* row, std::size_t group, ByteGroup& out);
+  void (*bytes_of)(const std::uint8_t* row, std::size_t group, ByteGroup& out) = nullptr;
   /// Writes the codes of a group where the form has codes of 4 bits, and returns whether they fit ours; else null.
-  bool (*nibbles_of)(const std::uint8_t* row, std::size_t group, NibbleGroup& out);
+  bool (*nibbles_of)(const std::uint8_t* row, std::size_t group, NibbleGroup& out) = nullptr;
 };
-
-/// All forms.
-const std::vector<Coding>& codings();
-
-/// Returns one of them by its name, or null.
-const Coding* find_coding(const std::string& name);
 
 /// Bytes of a group of our own forms.
 constexpr std::size_t kByteGroupBytes = sizeof(Half) + kGroup;
 constexpr std::size_t kNibbleGroupBytes = sizeof(Half) + 1 + kGroup / 2;
-
-/// Writes a group in our own form.
-void store(Half scale, const std::int8_t* codes, std::uint8_t* out);
-void store(Half scale, std::uint8_t zero, const std::uint8_t* codes, std::uint8_t* out);
 
 }  // namespace pipeedge::decoder

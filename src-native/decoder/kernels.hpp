@@ -49,6 +49,7 @@ constexpr std::size_t kMostRows = 32;
 
 /// The bits of a bfloat16, which are the upper half of a float32's.
 using Half = std::uint16_t;
+constexpr Half kNotANumber = 0x7fc0;
 
 /// Number types of weights. Those of the cache are the first two.
 enum class Type { kFloat32, kBfloat16, kInt8, kInt4 };
@@ -119,6 +120,8 @@ struct Nibbles {
   const std::uint8_t* zeros = nullptr;
 };
 
+struct Coding;
+
 /// The loops, compiled for one instruction set.
 struct Variant {
   const char* name;
@@ -131,6 +134,11 @@ struct Variant {
   void (*round)(float* x, std::size_t count);
   /// Writes the codes, scales and starts of a row, whose width is a multiple of kGroup.
   void (*quantise)(const float* x, std::size_t width, std::int8_t* codes, float* scales, std::int32_t* starts);
+  /// Returns whether all numbers are finite.
+  bool (*finite)(const float* x, std::size_t count);
+  /// Writes the scale and the codes of 8 bits of a group of weights, which are NaN if one of them is not finite. The same
+  /// in every variant.
+  void (*encode)(const float* weights, Half* scale, WeightCode* codes);
   /// Finds codes of 4 bits for a group of inputs [kGroup, kColumns], with their scales and zeros. The same in every
   /// variant.
   void (*fit)(const float* weights, std::uint8_t* codes, Half* scales, std::uint8_t* zeros);
@@ -144,6 +152,8 @@ struct Variant {
   float (*weigh)(const Scores& scores);
   /// Adds weighted values to the sums of `rows` rows.
   void (*mix)(const Mixture& mixture, std::size_t rows);
+  /// The forms of files; behind the last one is one without a name. The same in every variant.
+  const Coding* codings;
 };
 
 }  // namespace pipeedge::decoder

@@ -43,10 +43,6 @@ bool takes_codes(Type type) { return type == Type::kInt8 || type == Type::kInt4;
 
 std::size_t values_of_unit(Type type) { return type == Type::kFloat32 ? 1 : type == Type::kBfloat16 ? 2 : kUnit; }
 
-constexpr Half kNotANumber = 0x7fc0;
-/// Bits of float32: those of sizes have the order of the sizes, with what is not finite at the end.
-constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
-
 std::uint32_t bits_of(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -79,48 +75,16 @@ void widen_some(const Value* values, std::size_t count, float* out) {
   for (std::size_t i = 0; i < count; ++i) out[i] = widened(values[i]);
 }
 
-/// Returns the bits of the largest size. Signed numbers are compared faster.
-std::uint32_t largest_bits(const float* values, std::size_t count) {
-  std::int32_t most = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto size = static_cast<std::int32_t>(bits_of(values[i]) & ~kSign);
-    most = most < size ? size : most;
+/// Rounds the inputs [kGroup, kColumns] of a group to 4 bits, and keeps those of `count` outputs from a column on.
+void fit_group(const float* weights, std::size_t column, std::size_t count, PanelGroup& out) {
+  std::uint8_t codes[kGroup * kColumns], zeros[kColumns];
+  Half scales[kColumns];
+  best_variant().fit(weights, codes, scales, zeros);
+  for (std::size_t n = column; n < column + count; ++n) {
+    out.scales[n] = scales[n];
+    out.zeros[n] = zeros[n];
+    for (std::size_t k = 0; k < kGroup; ++k) out.codes[n][k] = static_cast<WeightCode>(codes[k * kColumns + n]);
   }
-  return static_cast<std::uint32_t>(most);
-}
-
-bool all_finite(const float* values, std::size_t count) { return largest_bits(values, count) < kInfinity; }
-
-/// The bits of the smallest bfloat16 that is not below a finite value above 0.
-Half narrowed_up(float value) { return static_cast<Half>((bits_of(value) + 0xffff) >> 16); }
-
-/// Writes the codes of a group of weights of one output.
-void place_codes(const WeightCode* codes, char* group, std::size_t column) {
-  char* to = group + kColumns * sizeof(Half) + column * kUnit;
-  for (std::size_t q = 0; q < kGroup / kUnit; ++q) std::memcpy(to + q * kColumns * kUnit, codes + q * kUnit, kUnit);
-}
-
-/// Writes the scale and the codes of a group of weights of one output.
-void put_codes(const float* weights, char* group, std::size_t column) {
-  constexpr float kRounder = 12582912.0F;  // adding and subtracting 1.5 * 2^23 rounds to a whole number
-  const std::uint32_t most = largest_bits(weights, kGroup);
-  const bool finite = most < kInfinity;
-  float largest;
-  std::memcpy(&largest, &most, sizeof largest);
-  // The scale is rounded up before the codes are made with it, so that none exceeds 127.
-  // Numbers that are not finite give NaN.
-  const Half half = finite ? narrowed_up(std::max(largest / 127, 1e-30F)) : kNotANumber;
-  const float inverse = 1 / widened(half);
-  std::memcpy(group + column * sizeof half, &half, sizeof half);
-  WeightCode codes[kGroup];
-  std::memset(codes, kZero, sizeof codes);
-  if (finite) {
-    for (std::size_t k = 0; k < kGroup; ++k) {
-      const float code = (weights[k] * inverse + kRounder) - kRounder;
-      codes[k] = static_cast<WeightCode>(static_cast<int>(code) + kZero);
-    }
-  }
-  place_codes(codes, group, column);
 }
 
 #ifdef PIPEEDGE_DECODER_AMX
@@ -204,6 +168,13 @@ const Variant* find_variant(const std::string& name) {
 }
 
 const Variant& best_variant() { return variants().front(); }
+
+const Coding* find_coding(const std::string& name) {
+  for (const Coding* coding = best_variant().codings; coding->name != nullptr; ++coding) {
+    if (name == coding->name) return coding;
+  }
+  return nullptr;
+}
 
 void Memory::Free::operator()(void* memory) const { std::free(memory); }
 
@@ -295,63 +266,82 @@ Nibbles Matrix::nibbles(std::size_t panel, std::size_t group) const {
   return found;
 }
 
-template <typename Value>
-void Matrix::put_nibbles(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
-  const std::size_t column = output % kColumns;
-  float values[kGroup * kColumns] = {};
-  std::uint8_t found[kGroup * kColumns];
-  Half scales[kColumns];
-  std::uint8_t zeros[kColumns];
-  for (std::size_t first = 0; first < span.count; first += kGroup) {
-    const std::size_t width = std::min(kGroup, span.count - first);
-    for (std::size_t n = 0; n < count; ++n) {
-      for (std::size_t k = 0; k < width; ++k) {
-        values[k * kColumns + column + n] = widened(weights[n * stride + first + k]);
-      }
-    }
-    if (width < kGroup) std::fill(values + width * kColumns, values + kGroup * kColumns, 0.0F);
-    best_variant().fit(values, found, scales, zeros);
-    for (std::size_t n = column; n < column + count; ++n) {
-      std::uint8_t codes[kGroup];
-      for (std::size_t k = 0; k < kGroup; ++k) codes[k] = found[k * kColumns + n];
-      write_nibbles(output - column + n, (span.first + first) / kGroup, scales[n], zeros[n], codes);
-    }
+/// Reads the codes of a group of an output.
+void Matrix::read_group(std::size_t output, std::size_t number, PanelGroup& out) const {
+  const std::size_t column = output % kColumns, half = column % (kColumns / 2);
+  if (type_ == Type::kInt8) {
+    const char* from = memory_.data() + output / kColumns * panel_bytes() + number * kGroupBytes;
+    std::memcpy(out.scales + column, from + column * sizeof(Half), sizeof(Half));
+    from += kColumns * sizeof(Half) + column * kUnit;
+    for (std::size_t k = 0; k < kGroup; k += kUnit) std::memcpy(out.codes[column] + k, from + k * kColumns, kUnit);
+    return;
+  }
+  const Nibbles from = nibbles(output / kColumns, number);
+  out.scales[column] = from.scales[column];
+  out.zeros[column] = from.zeros[column];
+  for (std::size_t k = 0; k < kGroup; ++k) {
+    const auto both = static_cast<std::uint8_t>(from.codes[(k / kUnit * (kColumns / 2) + half) * kUnit + k % kUnit]);
+    out.codes[column][k] = static_cast<WeightCode>(column == half ? both & kMostNibble : both >> 4);
   }
 }
 
-void Matrix::write_nibbles(std::size_t output, std::size_t group, Half scale, std::uint8_t zero,
-                           const std::uint8_t* codes) {
-  const Nibbles to = nibbles(output / kColumns, group);
-  const std::size_t column = output % kColumns;
-  const_cast<Half*>(to.scales)[column] = scale;
-  const_cast<std::uint8_t*>(to.zeros)[column] = zero;
-  const auto bits = static_cast<unsigned>(column < kColumns / 2 ? 0 : 4);
-  constexpr std::uint32_t kLowHalves = 0x0f0f0f0f;  // of a unit's bytes
-  char* unit = const_cast<char*>(to.codes) + column % (kColumns / 2) * kUnit;
-  for (std::size_t k = 0; k < kGroup; k += kUnit, unit += kColumns / 2 * kUnit) {
-    std::uint32_t both, own;
-    std::memcpy(&both, unit, sizeof both);
-    std::memcpy(&own, codes + k, sizeof own);
-    both = (both & ~(kLowHalves << bits)) | own << bits;
-    std::memcpy(unit, &both, sizeof both);
+/// Writes the codes of a group of `count` outputs of a panel. Memory is read only where the panel has others: the system
+/// would first hand out memory to read, and then other memory to write.
+void Matrix::write_group(std::size_t output, std::size_t count, std::size_t number, PanelGroup& group) {
+  const std::size_t panel = output / kColumns, begin = panel * kColumns;
+  for (std::size_t n = begin; n < begin + kColumns; ++n) {
+    if (n < output || n >= output + count) read_group(n, number, group);
+  }
+  if (type_ == Type::kInt8) {
+    char* to = memory_.data() + panel * panel_bytes() + number * kGroupBytes;
+    std::memcpy(to, group.scales, sizeof group.scales);
+    to += sizeof group.scales;
+    for (std::size_t k = 0; k < kGroup; k += kUnit) {
+      for (std::size_t n = 0; n < kColumns; ++n, to += kUnit) std::memcpy(to, group.codes[n] + k, kUnit);
+    }
+    return;
+  }
+  const Nibbles to = nibbles(panel, number);
+  std::memcpy(const_cast<Half*>(to.scales), group.scales, sizeof group.scales);
+  std::memcpy(const_cast<std::uint8_t*>(to.zeros), group.zeros, sizeof group.zeros);
+  char* unit = const_cast<char*>(to.codes);
+  for (std::size_t k = 0; k < kGroup; k += kUnit) {
+    for (std::size_t n = 0; n < kColumns / 2; ++n, unit += kUnit) {
+      std::uint32_t lower, upper;
+      std::memcpy(&lower, group.codes[n] + k, kUnit);
+      std::memcpy(&upper, group.codes[n + kColumns / 2] + k, kUnit);
+      lower |= upper << 4;
+      std::memcpy(unit, &lower, kUnit);
+    }
   }
 }
 
 template <typename Value>
 void Matrix::put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
-  if (type_ == Type::kInt4) return put_nibbles(output, count, span, weights, stride);
-  char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t column = output % kColumns;
-  if (type_ == Type::kInt8) {
-    for (std::size_t n = 0; n < count; ++n) {
-      for (std::size_t k = 0; k < span.count; k += kGroup) {
-        float group[kGroup] = {};
-        widen_some(weights + n * stride + k, std::min(kGroup, span.count - k), group);
-        put_codes(group, panel + (span.first + k) / kGroup * kGroupBytes, column + n);
+  if (takes_codes(type_)) {
+    PanelGroup group;
+    for (std::size_t k = 0; k < span.count; k += kGroup) {
+      const std::size_t width = std::min(kGroup, span.count - k);
+      if (type_ == Type::kInt4) {
+        float values[kGroup * kColumns] = {};
+        for (std::size_t n = 0; n < count; ++n) {
+          for (std::size_t i = 0; i < width; ++i)
+            values[i * kColumns + column + n] = widened(weights[n * stride + k + i]);
+        }
+        fit_group(values, column, count, group);
+      } else {
+        for (std::size_t n = 0; n < count; ++n) {
+          float values[kGroup] = {};
+          widen_some(weights + n * stride + k, width, values);
+          best_variant().encode(values, group.scales + column + n, group.codes[column + n]);
+        }
       }
+      write_group(output, count, (span.first + k) / kGroup, group);
     }
     return;
   }
+  char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t values = values_of_unit(type_), first = span.first / values;
   for (std::size_t n = 0; n < count; ++n) {
     const Value* row = weights + n * stride;
@@ -391,31 +381,30 @@ void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, st
 template void Matrix::pack(std::size_t first, std::size_t count, const float* weights, std::size_t threads);
 template void Matrix::pack(std::size_t first, std::size_t count, const Half* weights, std::size_t threads);
 
-/// Packs a group of a row whose form has codes of the matrix's type. Returns whether its weights are finite.
-bool Matrix::put_codes_of(std::size_t output, std::size_t group, const Coding& coding, const std::uint8_t* row) {
+/// Takes over a group of a row whose form has codes of the matrix's type. Returns whether its weights are finite.
+bool Matrix::take_group(const Coding& coding, const std::uint8_t* row, std::size_t number, std::size_t column,
+                        PanelGroup& out) const {
   if (type_ == Type::kInt8) {
     ByteGroup found;
-    coding.bytes_of(row, group, found);
-    const std::size_t column = output % kColumns;
-    char* to = memory_.data() + output / kColumns * panel_bytes() + group * kGroupBytes;
-    const Half scale = narrowed(found.scale);
-    std::memcpy(to + column * sizeof scale, &scale, sizeof scale);
-    WeightCode codes[kGroup];
-    for (std::size_t k = 0; k < kGroup; ++k) codes[k] = static_cast<WeightCode>(found.codes[k] + kZero);
-    place_codes(codes, to, column);
+    coding.bytes_of(row, number, found);
+    out.scales[column] = narrowed(found.scale);
+    for (std::size_t k = 0; k < kGroup; ++k) out.codes[column][k] = static_cast<WeightCode>(found.codes[k] + kZero);
     return std::isfinite(found.scale);
   }
   NibbleGroup found;
-  if (coding.nibbles_of(row, group, found)) {
-    write_nibbles(output, group, narrowed(found.scale), static_cast<std::uint8_t>(found.zero), found.codes);
+  if (coding.nibbles_of(row, number, found)) {
+    out.scales[column] = narrowed(found.scale);
+    out.zeros[column] = static_cast<std::uint8_t>(found.zero);
+    std::memcpy(out.codes[column], found.codes, kGroup);
     return std::isfinite(found.scale);
   }
   // A range of weights that our zeros do not reach.
-  float unit[kSuper];
-  coding.decode(row + group * kGroup / coding.values * coding.bytes, unit);
-  const float* weights = unit + group * kGroup % coding.values;
-  put_nibbles(output, 1, Span{group * kGroup, kGroup}, weights, kGroup);
-  return all_finite(weights, kGroup);
+  float unit[kSuper], values[kGroup * kColumns] = {};
+  coding.decode(row + number * kGroup / coding.values * coding.bytes, unit);
+  const float* weights = unit + number * kGroup % coding.values;
+  for (std::size_t k = 0; k < kGroup; ++k) values[k * kColumns + column] = weights[k];
+  fit_group(values, column, 1, out);
+  return best_variant().finite(weights, kGroup);
 }
 
 bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, const std::uint8_t* rows,
@@ -429,18 +418,20 @@ bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, co
     const std::uint8_t* row = rows + (output - first) * row_bytes;
     bool all = true;
     if (direct) {
-      for (std::size_t n = 0; n < outputs; ++n, row += row_bytes) {
-        for (std::size_t k = 0; k < span.count; k += kGroup) {
-          all = put_codes_of(output + n, (span.first + k) / kGroup, coding, row) && all;
+      PanelGroup group;
+      for (std::size_t g = span.first / kGroup; g < parts_of(span.first + span.count, kGroup); ++g) {
+        for (std::size_t n = 0; n < outputs; ++n) {
+          all = take_group(coding, row + n * row_bytes, g, output % kColumns + n, group) && all;
         }
+        write_group(output, outputs, g, group);
       }
     } else {
-      float values[kColumns * kSuper];
+      alignas(kLine) float values[kColumns * kSuper];
       for (std::size_t n = 0; n < outputs; ++n, row += row_bytes) {
         for (std::size_t k = 0; k < span.count; k += coding.values) {
           coding.decode(row + (span.first + k) / coding.values * coding.bytes, values + n * kSuper + k);
         }
-        all = all_finite(values + n * kSuper, span.count) && all;
+        all = best_variant().finite(values + n * kSuper, span.count) && all;
       }
       put(output, outputs, span, values, kSuper);
     }
@@ -450,34 +441,27 @@ bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, co
 }
 
 void Matrix::store_row(std::size_t output, std::uint8_t* row) const {
-  const std::size_t panel = output / kColumns, column = output % kColumns;
+  const std::size_t column = output % kColumns;
+  PanelGroup group;
   for (std::size_t g = 0; g < groups(); ++g) {
+    read_group(output, g, group);
+    const WeightCode* codes = group.codes[column];
+    std::memcpy(row, group.scales + column, sizeof(Half));
+    row += sizeof(Half);
     if (type_ == Type::kInt8) {
-      const char* group = memory_.data() + panel * panel_bytes() + g * kGroupBytes;
-      Half scale;
-      std::memcpy(&scale, group + column * sizeof scale, sizeof scale);
-      const auto* from = reinterpret_cast<const WeightCode*>(group + kColumns * sizeof scale);
-      std::int8_t codes[kGroup];
-      for (std::size_t k = 0; k < kGroup; ++k) {
-        codes[k] = static_cast<std::int8_t>(from[(k / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero);
-      }
-      store(scale, codes, row + g * kByteGroupBytes);
+      for (std::size_t k = 0; k < kGroup; ++k) *row++ = static_cast<std::uint8_t>(codes[k] - kZero);
       continue;
     }
-    const Nibbles group = nibbles(panel, g);
-    std::uint8_t codes[kGroup];
-    for (std::size_t k = 0; k < kGroup; ++k) {
-      const std::size_t unit = k / kUnit * (kColumns / 2) + column % (kColumns / 2);
-      const auto both = static_cast<std::uint8_t>(group.codes[unit * kUnit + k % kUnit]);
-      codes[k] = static_cast<std::uint8_t>(column < kColumns / 2 ? both & kMostNibble : both >> 4);
-    }
-    store(group.scales[column], group.zeros[column], codes, row + g * kNibbleGroupBytes);
+    *row++ = group.zeros[column];
+    for (std::size_t k = 0; k < kGroup / 2; ++k)
+      *row++ = static_cast<std::uint8_t>(codes[k] | codes[k + kGroup / 2] << 4);
   }
 }
 
 void Matrix::unpack(std::size_t output, float* weights) const {
   const char* panel = memory_.data() + output / kColumns * panel_bytes();
   const std::size_t column = output % kColumns;
+  PanelGroup group;
   for (std::size_t k = 0; k < inputs_; ++k) {
     if (type_ == Type::kFloat32) {
       std::memcpy(weights + k, panel + (k * kColumns + column) * kUnit, sizeof(float));
@@ -485,19 +469,11 @@ void Matrix::unpack(std::size_t output, float* weights) const {
       Half half;
       std::memcpy(&half, panel + (k / 2 * kColumns + column) * kUnit + k % 2 * sizeof half, sizeof half);
       weights[k] = widened(half);
-    } else if (type_ == Type::kInt4) {
-      const Nibbles group = nibbles(output / kColumns, k / kGroup);
-      const std::size_t unit = k % kGroup / kUnit * (kColumns / 2) + column % (kColumns / 2);
-      const auto both = static_cast<std::uint8_t>(group.codes[unit * kUnit + k % kUnit]);
-      const int code = column < kColumns / 2 ? both & kMostNibble : both >> 4;
-      weights[k] = static_cast<float>(kParts * code - group.zeros[column]) * widened(group.scales[column]);
     } else {
-      const char* group = panel + k / kGroup * kGroupBytes;
-      Half half;
-      std::memcpy(&half, group + column * sizeof half, sizeof half);
-      const auto* codes = reinterpret_cast<const WeightCode*>(group + kColumns * sizeof half);
-      const int code = codes[(k % kGroup / kUnit * kColumns + column) * kUnit + k % kUnit] - kZero;
-      weights[k] = static_cast<float>(code) * widened(half);
+      if (k % kGroup == 0) read_group(output, k / kGroup, group);
+      const int code = group.codes[column][k % kGroup];
+      weights[k] = static_cast<float>(type_ == Type::kInt8 ? code - kZero : kParts * code - group.zeros[column]) *
+                   widened(group.scales[column]);
     }
   }
 }

@@ -21,6 +21,9 @@ const Variant* find_variant(const std::string& name);
 /// The best of them.
 const Variant& best_variant();
 
+/// Returns a form of rows by its name, or null.
+const Coding* find_coding(const std::string& name);
+
 /// Memory that begins on a cache line, in large pages where the system has them.
 class Memory {
  public:
@@ -73,6 +76,13 @@ struct Span {
   std::size_t first, count;
 };
 
+/// A group of inputs of the outputs of a panel, before their codes are mixed.
+struct PanelGroup {
+  Half scales[kColumns];
+  std::uint8_t zeros[kColumns];        // 4 bits only
+  WeightCode codes[kColumns][kGroup];  // of 8 bits, or of 4
+};
+
 /// The weights of a linear layer, packed.
 class Matrix {
  public:
@@ -114,10 +124,10 @@ class Matrix {
   std::size_t panel_bytes() const;
   std::size_t groups() const { return units_ * kUnit / kGroup; }
   Nibbles nibbles(std::size_t panel, std::size_t group) const;
-  template <typename Value>
-  void put_nibbles(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
-  void write_nibbles(std::size_t output, std::size_t group, Half scale, std::uint8_t zero, const std::uint8_t* codes);
-  bool put_codes_of(std::size_t output, std::size_t group, const Coding& coding, const std::uint8_t* row);
+  void read_group(std::size_t output, std::size_t number, PanelGroup& out) const;
+  void write_group(std::size_t output, std::size_t count, std::size_t number, PanelGroup& group);
+  bool take_group(const Coding& coding, const std::uint8_t* row, std::size_t number, std::size_t column,
+                  PanelGroup& out) const;
   template <typename Value>
   void put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
   template <typename Work>

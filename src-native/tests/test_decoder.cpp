@@ -106,6 +106,78 @@ void test_fit() {
   }
 }
 
+/// All variants round a group to 8 bits alike, and to the nearest code.
+void test_encode() {
+  std::vector<float> weights = random_values(kGroup, 6);
+  weights[5] = -40.0F;
+  Half first = 0;
+  std::vector<WeightCode> wanted;
+  for (const Variant& variant : variants()) {
+    Half scale = 0;
+    std::vector<WeightCode> codes(kGroup);
+    variant.encode(weights.data(), &scale, codes.data());
+    if (wanted.empty()) first = scale, wanted = codes;
+    check(scale == first && codes == wanted, std::string(variant.name) + " rounds to 8 bits as the others do");
+    const double step = std::ldexp(128 + (scale & 127), (scale >> 7) - 134);
+    bool nearest = true;
+    for (std::size_t k = 0; k < kGroup; ++k) {
+      nearest = nearest && std::abs(static_cast<double>(weights[k]) - (codes[k] - kZero) * step) <= 0.5001 * step;
+    }
+    check(nearest, std::string(variant.name) + " rounds to the nearest code of 8 bits");
+  }
+}
+
+/// All variants read a form alike, and a matrix is the same when its rows come in parts that do not fill panels.
+void test_form(const Coding& portable, std::size_t number) {
+  constexpr std::size_t kInputs = 2 * kSuper, kOutputs = 40;
+  const std::size_t row_bytes = kInputs / portable.values * portable.bytes;
+  std::vector<std::uint8_t> rows(kOutputs * row_bytes);
+  std::mt19937 random(7);
+  for (std::uint8_t& byte : rows) byte = static_cast<std::uint8_t>(random());
+  // The upper bytes of scales, without the bit that the largest exponents have.
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] &= i % portable.bytes % 2 == 1 ? 0xbf : 0xff;
+  for (const Variant& variant : variants()) {
+    const Coding& coding = variant.codings[number];
+    const std::string what = std::string(variant.name) + " reads " + portable.name + " as the others do";
+    std::vector<float> found(kSuper), wanted(kSuper);
+    ByteGroup bytes, same_bytes;
+    NibbleGroup nibbles, same_nibbles;
+    for (std::size_t at = 0; at < rows.size(); at += coding.bytes) {
+      coding.decode(&rows[at], found.data());
+      portable.decode(&rows[at], wanted.data());
+      check(same_bits(found.data(), wanted.data(), kSuper), what);
+    }
+    for (std::size_t g = 0; g < kInputs / kGroup; ++g) {
+      if (coding.bytes_of != nullptr) {
+        coding.bytes_of(rows.data(), g, bytes);
+        portable.bytes_of(rows.data(), g, same_bytes);
+        check(std::memcmp(&bytes, &same_bytes, sizeof bytes) == 0, what + " in 8 bits");
+      }
+      if (coding.nibbles_of != nullptr) {
+        const bool fits = coding.nibbles_of(rows.data(), g, nibbles);
+        check(portable.nibbles_of(rows.data(), g, same_nibbles) == fits, what + " where they fit 4 bits");
+        check(!fits || std::memcmp(&nibbles, &same_nibbles, sizeof nibbles) == 0, what + " in 4 bits");
+      }
+    }
+  }
+  for (const Type type : {Type::kFloat32, Type::kBfloat16, Type::kInt8, Type::kInt4}) {
+    Matrix whole(type, kOutputs, kInputs), parts(type, kOutputs, kInputs);
+    whole.pack(0, kOutputs, *find_coding(portable.name), rows.data());
+    for (const std::size_t first : {37, 0, 7}) {
+      const std::size_t count = first == 37 ? 3 : first == 0 ? 7 : 30;
+      parts.pack(first, count, *find_coding(portable.name), &rows[first * row_bytes]);
+    }
+    std::vector<float> found(kInputs), wanted(kInputs);
+    bool same = true;
+    for (std::size_t n = 0; n < kOutputs; ++n) {
+      parts.unpack(n, found.data());
+      whole.unpack(n, wanted.data());
+      same = same && same_bits(found.data(), wanted.data(), kInputs);
+    }
+    check(same, std::string(portable.name) + " in parts is the same in " + name_of(type));
+  }
+}
+
 /// A chunk of rows gives the bits of its rows one after the other, in any number of threads. With an inner width of
 /// 1700, a chunk of 70 rows is worth two threads.
 void test_steps(Type weights, std::size_t window, std::size_t head_size, std::size_t inner) {
@@ -170,6 +242,10 @@ void test_steps(Type weights, std::size_t window, std::size_t head_size, std::si
 
 int main() {
   test_fit();
+  test_encode();
+  for (std::size_t i = 0; variants().back().codings[i].name != nullptr; ++i) {
+    test_form(variants().back().codings[i], i);
+  }
   for (const Type type : {Type::kFloat32, Type::kBfloat16, Type::kInt8, Type::kInt4}) {
     test_product(type, 1, 1, 1);
     test_product(type, 5, 33, 31);

@@ -168,7 +168,7 @@ def test_weights_read_in_small_parts_are_the_same(
 ) -> None:
     model, tokens = find_decoder(saved[name][0]), list(range(1, 9))
     whole = found_scores(LocalDecoder(model, dtype, context=32), tokens, [8])
-    monkeypatch.setattr(decoder_layers, "_PART_VALUES", 1)
+    monkeypatch.setattr(decoder_layers, "_PART_BYTES", 1)
     monkeypatch.setattr(decoder_layers, "_TOGETHER", 5)  # parts end within panels, and within a gate
     parts = found_scores(LocalDecoder(model, dtype, context=32), tokens, [8])
     assert torch.equal(whole, parts)

@@ -87,8 +87,10 @@ _NORMS = {
     "k_norm": "key_norm",
 }
 """Norms, and what native code calls them."""
-_PART_VALUES = 1 << 19
-"""Number of values of a matrix that are read and packed at a time, about."""
+_PART_BYTES = 1 << 20
+"""Size in bytes of the rows that are read and packed at a time, about; starting threads takes time, too."""
+_VALUE_BYTES = {name: size / values for name, values, size in native.weight_codings()}
+"""Sizes of the values of codings."""
 _TOGETHER = 64
 """Number of rows that packing divides among threads without sharing a panel."""
 
@@ -416,10 +418,11 @@ def read_rows(
             file.read_into(name, view, progress)
         yield TensorRows(0, tensor)
         return
-    together = max(1, _PART_VALUES // math.prod(shape[1:]) // _TOGETHER) * _TOGETHER
     row = 0
     for source in filling.sources:
         coding = file.coding(source.name)
+        row_bytes = math.prod(shape[1:]) * (2 if coding is None else _VALUE_BYTES[coding])
+        together = max(1, int(_PART_BYTES / row_bytes) // _TOGETHER) * _TOGETHER
         for part in (file.read_rows if coding is None else file.read_coded)(source.name, together):
             as_it_is = coding is not None or (part.dtype is torch.bfloat16 and part.dim() > 1)
             yield TensorRows(row, part if as_it_is else part.to(torch.float32), coding)
