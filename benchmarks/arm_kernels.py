@@ -108,7 +108,7 @@ DECODERS = (
     Loop("bfloat16, NEON", "decoder/neon", "HalfLanes.*columns", 4, "fmla", (A72, N1)),
     Loop("bfloat16, BF16", "decoder/neonbf16", "PairLanes.*columns", 6, "bfdot", (V2,)),
     Loop("int8, NEON", "decoder/neon", "CodeProduct<.*LongQuads.*columns", 3, LONG, (A72,), SCALES),
-    Loop("int8, dots", "decoder/neondot", "CodeProduct<.*DotQuads.*columns", 4, "sdot", (N1, V2), SCALES),
+    Loop("int8, dots", "decoder/neondot", "CodeProduct<.*DotQuads.*columns", 6, "sdot", (N1, V2), SCALES),
 )
 LOOPS = (
     Loop("int8, NEON", "linear8/neon", r"multiply_groups<.*::Neon, ", 4, LONG, (A72,)),

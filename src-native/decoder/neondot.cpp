@@ -3,11 +3,14 @@
 namespace pipeedge::decoder {
 namespace {
 
-/// Sums of integers, those of float32 and four vectors of rows take more registers than there are by a few; with more
-/// rows, those of float32 would be loaded and stored for each group. With 4 bits two rows have the sums of all columns.
-constexpr size_t kCodeRows = 4, kMostSums = 16;
+/// Sums of integers and of float32 for six rows and two vectors of columns, and a vector of each row, fit the 32
+/// registers. Up to four rows take four vectors of columns, so that they read no cache line of the weights twice. With 4
+/// bits two rows have the sums of all columns.
+constexpr size_t kCodeRows = 6, kMostSums = 16;
 constexpr size_t kNibbleRows = 2;
 constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23
+/// Where sums begin: they are loaded, because to copy a register takes a unit that could multiply meanwhile.
+const volatile Floats kRounders = {kRounder, kRounder, kRounder, kRounder};
 
 /// SDOT adds four products of 8 bits to each of four sums. Those of a group are below 2^22 and begin with the bits of 1.5
 /// * 2^23, so that as float32 they are larger by that number: to subtract it takes less than a conversion.
@@ -16,7 +19,7 @@ struct DotQuads : ByLane<DotQuads, 4> {
   using Row = int8x16_t;
   static Row read(const char* from) { return read_columns(from); }
   static int8x16_t read_columns(const char* from) { return load<int8x16_t>(from); }
-  static Sums begin(int32_t) { return vreinterpretq_s32_f32(vdupq_n_f32(kRounder)); }
+  static Sums begin(int32_t) { return vreinterpretq_s32_f32(kRounders); }
   static Floats floats(Sums sum) { return vsubq_f32(vreinterpretq_f32_s32(sum), vdupq_n_f32(kRounder)); }
   template <int kLane>
   static void add(Row x, int8x16_t columns, Sums& sum) {
