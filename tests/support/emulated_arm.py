@@ -38,14 +38,20 @@ def variables(arm: bool, cpu: str = "max") -> dict[str, str]:
     return own | {"PYTHONPATH": f"{ROOT}:{PREPARED}/site", "PYTHONNOUSERSITE": "1", "QEMU_CPU": cpu}
 
 
+def compare_kernels(arm: bool, first: int, end: int, *beginning: object, cpu: str = "max") -> str:
+    """Run a native program, src-native/tests/compare_kernels.cpp, to its end, and return its output."""
+    build = f"{PREPARED}/build" if arm else ROOT / "build/native/_skbuild"
+    emulator = ["qemu-aarch64", "-L", f"{PREPARED}/root"] if arm else []
+    words = (f"{build}/bin/compare_kernels", first, end, *beginning)
+    return _run([*emulator, *map(str, words)], variables(arm, cpu))
+
+
 def compute(arm: bool, *arguments: object, cpu: str = "max") -> None:
     """Run ``arm_cases.py`` to its end."""
-    ended = subprocess.run(
-        [*command(arm), str(_CASES), *map(str, arguments)],
-        env=variables(arm, cpu),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    _run([*command(arm), str(_CASES), *map(str, arguments)], variables(arm, cpu))
+
+
+def _run(words: list[str], environ: dict[str, str]) -> str:
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 0, ended.stderr
+    return ended.stdout
