@@ -331,9 +331,9 @@ class StepQueue:
         limits = StepLimits(
             bounds.context,
             2 * stages or 1,
+            max(1, stages),
             bounds.rows,
             bounds.sequences,
-            bottleneck=1 / stages if stages else None,
             proposals=self._proposals if exact else 0,
         )
         if not self.streams:

@@ -157,7 +157,8 @@ class StepTrial:
     @property
     def is_over(self) -> bool:
         """Whether everything is measured."""
-        while self._coming and not self._measured.wants(self._coming[0]):
+        # Only what has finished says whether a step is worth its time; the first one is slower than others.
+        while self._coming and not self._flights and not self._measured.wants(self._coming[0]):
             del self._coming[0]
         return not self._coming and not self._flights
 

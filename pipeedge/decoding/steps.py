@@ -39,10 +39,10 @@ from pipeedge.decoding.step_times import StepTimes
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
 
 
-_LEAST_CHUNK = 16
-"""Rows below which chunks are not made smaller to fill the stages sooner."""
+_LEAST_CHUNK = 32
+"""Cost below which chunks are not made cheaper to fill the stages sooner, whatever was measured."""
 _CHUNK_STEP = 8
-"""Rows by which sizes of chunks differ when the best one is sought."""
+"""Difference of the costs of chunks among which the best one is sought."""
 _TIMES = StepTimes.linear(8.0)
 """Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
 _PROPOSALS = 64
@@ -77,6 +77,8 @@ class StepLimits:
     """Longest sequence in tokens, prompt and answer together."""
     groups: int = 1
     """Most steps in flight, or 1 if one processor does everything."""
+    stages: int = 1
+    """Number of stages that compute a step one after the other."""
     rows: int = 64
     """Most rows of a step, at least 2, and so most tokens of a chunk of a prompt."""
     sequences: int = 64
@@ -88,7 +90,7 @@ class StepLimits:
     times: StepTimes = _TIMES
     """Time of a step alone, through all stages, by the cost of its rows."""
     bottleneck: float | None = None
-    """Part of it for which the slowest place is busy; None for an equal share of ``groups``."""
+    """Part of it for which the slowest place is busy; None for an equal share of ``stages``."""
     proposals: int = 0
     """Most proposed tokens of a sequence in a step; 0 for none."""
     attention: float = 1e-4
@@ -97,11 +99,6 @@ class StepLimits:
     def cost(self, position: int, rows: int) -> float:
         """Return the cost of consecutive rows of a sequence, in rows."""
         return rows * (1 + self.attention * (position + (rows - 1) / 2))
-
-    @property
-    def places(self) -> float:
-        """Number of equal places whose slowest one would be as slow: stages, without the head if unknown."""
-        return max(1.0, self.groups - 1.0 if self.bottleneck is None else 1 / self.bottleneck)
 
     def best_groups(self, cost: float) -> int:
         """Return among how many groups to deal sequences that generate, so that all have a token soonest.
@@ -113,7 +110,7 @@ class StepLimits:
         Args:
             cost: Cost of the next row of all of them.
         """
-        busy = 1 / self.groups if self.bottleneck is None else self.bottleneck
+        busy = 1 / self.stages if self.bottleneck is None else self.bottleneck
 
         def round_time(groups: int) -> float:
             return max(groups * busy, _MARGIN) * self.times.of(cost / groups)
@@ -459,7 +456,7 @@ class StepScheduler:
         times = self._lone.correct(limits.times)
         if limits.bottleneck is None or groups * limits.bottleneck < 1:
             return times
-        waits = times.of(1.0) * max(0.0, 1 - max(1.0, limits.groups / 2) * limits.bottleneck)
+        waits = times.of(1.0) * max(0.0, 1 - limits.stages * limits.bottleneck)
         return StepTimes(tuple((cost, max(0.0, seconds - waits)) for cost, seconds in times.points))
 
     def _lost_layers(self, one: _Generated, rows: int) -> int:
@@ -755,9 +752,11 @@ class StepScheduler:
             cost: Cost of those.
             share: Cost of the rows of an equal share of all sequences that generate; 0 without any.
         """
+        if not ready:
+            return []
         limits = self.limits
-        rows = min(limits.rows - parts, self._rows_of_chunk(ready))
-        budget = limits.cost(0, limits.rows) - cost
+        rows = limits.rows - parts
+        budget = min(limits.cost(0, limits.rows) - cost, self._cost_of_chunk(ready))
         if share and not any(one.position < one.lost for one in ready):
             usual = limits.times.of(max(share, cost))
             budget = min(budget, max(limits.times.cost_within(limits.slowdown * usual) - cost, 1.0))
@@ -780,21 +779,25 @@ class StepScheduler:
             budget -= limits.cost(one.position, wanted)
         return chosen
 
-    def _rows_of_chunk(self, ready: Sequence[_Generated]) -> int:
-        """Return the rows of a chunk with which stages have computed these prompts soonest.
+    def _cost_of_chunk(self, ready: Sequence[_Generated]) -> float:
+        """Return the most that a chunk should cost so that stages have computed these prompts soonest.
 
-        The last stage ends after (chunks + stages - 1) steps of a chunk. One stage takes chunks as large as
-        they may be.
+        The last stage ends after (chunks + stages - 1) steps of a chunk. Stages count as equal: how busy the
+        slowest one is was measured with single rows, which says little of chunks, and with much noise. One
+        stage takes chunks as large as they may be.
         """
         limits = self.limits
-        if limits.places < _MARGIN:
-            return limits.rows
-        tokens = sum(len(one.tokens) for one in ready)
+        if limits.stages == 1:
+            return math.inf
+        total = sum(limits.cost(0, len(one.tokens)) for one in ready)
 
-        def last_ends(rows: int) -> float:
-            return (tokens / rows + limits.places - 1) * limits.times.of(rows)
+        def last_ends(chunks: int) -> float:
+            return (chunks + limits.stages - 1) * limits.times.of(total / chunks)
 
-        return min(range(_LEAST_CHUNK, max(limits.rows, _LEAST_CHUNK) + 1, _CHUNK_STEP), key=last_ends)
+        costs = range(_LEAST_CHUNK, max(limits.rows, _LEAST_CHUNK) + 1, _CHUNK_STEP)
+        chunks = min((math.ceil(total / cost) for cost in costs), key=last_ends)
+        # Rows are whole: with one more, the last chunk is not followed by the rest of all.
+        return total / chunks + limits.cost(max(len(one.tokens) for one in ready), 1)
 
     def _part(self, one: _Generated, rows: int) -> StepPart:
         """Return the part of the step with the next rows of a sequence, which are under way from now on."""

@@ -75,10 +75,10 @@ class TextLoad:
         return StepLimits(
             self.lengths.longest,
             2 * places or 1,
+            max(1, places),
             self.streams + min(_CHUNK, self.streams * self.lengths.longest),
             self.streams,
             slowdown=math.inf,
-            bottleneck=1 / places if places else None,
         )
 
     def seconds(self, schedule: Schedule, own: int | None, costs_of: CostsOfTexts) -> StepSeconds:
