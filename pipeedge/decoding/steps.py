@@ -794,8 +794,9 @@ class StepScheduler:
         def last_ends(chunks: int) -> float:
             return (chunks + limits.stages - 1) * limits.times.of(total / chunks)
 
+        most = max(1, math.floor(total / _LEAST_CHUNK))
         costs = range(_LEAST_CHUNK, max(limits.rows, _LEAST_CHUNK) + 1, _CHUNK_STEP)
-        chunks = min((math.ceil(total / cost) for cost in costs), key=last_ends)
+        chunks = min((min(math.ceil(total / cost), most) for cost in costs), key=last_ends)
         # Rows are whole: with one more, the last chunk is not followed by the rest of all.
         return total / chunks + limits.cost(max(len(one.tokens) for one in ready), 1)
 

@@ -215,7 +215,7 @@ class LiveSearch:
         body = limited(self._body)
         if body.get("settings"):
             body["settings"] = [limited(setting) for setting in body["settings"]]
-        for kind in ("asides", "either"):  # other kinds of steps of a decoder
+        for kind in ("asides", "either", "prompts"):  # other kinds of steps of a decoder
             if body.get(kind):
                 body[kind] = [
                     {**aside, "settings": [limited(setting) for setting in aside["settings"]]}

@@ -151,7 +151,6 @@ NamedProblem read_request(const CommandLine& line) {
     named.left_out = std::move(assembly.left_out);
     named.warnings = std::move(assembly.warnings);
     named.texts = assembly.texts;
-    named.chunk = assembly.chunk;
   } else {
     named = read_problem(line.problem);
   }

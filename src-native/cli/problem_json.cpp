@@ -147,6 +147,7 @@ class Reader {
     for (const View& entry : items_of(root_, "asides")) problem_.asides.push_back(aside_from(entry));
     for (const View& entry : items_of(root_, "either")) problem_.either.push_back(aside_from(entry));
     problem_.keeps_caches = number_or(root_, "keeps_caches", 1) != 0;
+    for (const View& entry : items_of(root_, "prompts")) problem_.prompts.push_back(aside_from(entry));
     for (const View& entry : items_of(root_, "again")) problem_.again.push_back(aside_from(entry));
     if (const auto texts = root_.find("texts"); texts && !texts->is_null()) {
       named_.texts.emplace();
@@ -154,8 +155,8 @@ class Reader {
       named_.texts->context = texts->at("context").number();
       named_.texts->prompt = texts->at("prompt_tokens").number();
       named_.texts->answer = texts->at("answer_tokens").number();
-      named_.chunk = texts->at("chunk").number();
-      if (problem_.asides.empty()) texts->fail("needs asides, the last of which is a chunk of a prompt");
+      if (problem_.asides.empty()) texts->fail("needs asides, the first of which is a token of a lone text");
+      if (problem_.prompts.empty()) texts->fail("needs prompts, by the number of stages");
     }
     add_links(root_);
     for (std::size_t e = 0; e < entries.size() && named_.joint; ++e) add_links(entries[e]);
@@ -530,10 +531,11 @@ std::string problem_json(const NamedProblem& named) {
   if (named.texts) {
     json.key("texts").open('{').key("streams").value(named.texts->streams);
     json.key("context").value(named.texts->context).key("prompt_tokens").value(named.texts->prompt);
-    json.key("answer_tokens").value(named.texts->answer).key("chunk").value(named.chunk).close('}');
+    json.key("answer_tokens").value(named.texts->answer).close('}');
   }
   write_asides(json, "asides", problem, problem.asides);
   write_asides(json, "either", problem, problem.either);
+  write_asides(json, "prompts", problem, problem.prompts);
   write_asides(json, "again", problem, problem.again);
   if (!problem.keeps_caches) json.key("keeps_caches").value(0);
   json.key("links").open('[');

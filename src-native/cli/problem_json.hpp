@@ -38,7 +38,6 @@ struct NamedProblem {
   std::vector<Conditions> moments;   // under which each of them is to be evaluated as well
   GivenPlan running;                 // the plan that another one is to take over from; empty: none
   std::optional<yaml::Texts> texts;  // that a decoder is planned for, complete
-  double chunk = 0;                  // tokens of a prompt that a step computes
   GivenPlan loaded;                  // layers that hosts have loaded, in any order
 
   // Whether losses are known, rather than only ranking plans because agreement does not matter.

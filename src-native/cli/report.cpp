@@ -68,13 +68,17 @@ struct TextFigures {
   double tokens_per_s = 0;  // of all streams
   double token_s = 0;       // of a lone stream
   double first_token_s = 0;
+  double chunk = 0;  // tokens of a prompt that a step computes
 };
 
 TextFigures text_figures(const Answer& answer) {
   const double streams = answer.named.texts->streams;
   const Problem& problem = problem_of(answer);
   TextFigures found;
-  found.first_token_s = answer.costs.asides.back().total_s;
+  const std::vector<Stage>& stages = answer.solution.stages;
+  const Aside& prompt = problem.prompts[std::min(stages.size(), problem.prompts.size()) - 1];
+  found.first_token_s = aside_cost(problem, LinkTable(problem), stages, prompt, problem.layers()).total_s;
+  found.chunk = std::ceil(prompt.settings.front().batch_size);
   if (problem.either.empty()) {
     found.groups = streams / answer.solution.batch_size;
     found.tokens_per_s = answer.solution.items_per_s();
@@ -364,7 +368,7 @@ std::string text_lines(const Answer& answer) {
          seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream\n" + "latency      " +
          seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
          seconds_text(figures.first_token_s) + " after a prompt of " + figure_text(texts.prompt) +
-         " tokens, in chunks of " + figure_text(answer.named.chunk) + "\n";
+         " tokens, in chunks of " + figure_text(figures.chunk) + "\n";
 }
 
 std::string bits_words(int bits) { return bits == 0 ? "uncompressed" : std::to_string(bits) + " bits"; }
@@ -568,7 +572,7 @@ void write_text(JsonWriter& json, const Answer& answer) {
   json.key("context").value(texts.context);
   json.key("prompt_tokens").value(texts.prompt);
   json.key("answer_tokens").value(texts.answer);
-  json.key("chunk").value(answer.named.chunk);
+  json.key("chunk").value(figures.chunk);
   json.key("tokens_per_s").value(figures.tokens_per_s);
   json.key("between_tokens_s").value(texts.streams / figures.tokens_per_s);
   json.key("token_s").value(figures.token_s);

@@ -24,7 +24,7 @@ void check(double value, double least, const std::string& what) {
 template <typename Visit>
 void each_setting(Problem& problem, Visit visit) {
   for (Setting& setting : problem.settings) visit(setting);
-  for (std::vector<Aside>* asides : {&problem.asides, &problem.either, &problem.again}) {
+  for (std::vector<Aside>* asides : {&problem.asides, &problem.either, &problem.prompts, &problem.again}) {
     for (Aside& aside : *asides) {
       for (Setting& setting : aside.settings) visit(setting);
     }

@@ -192,6 +192,7 @@ void validate(const Problem& problem) {
     fail("there are too many asides");
   for (const Aside& aside : problem.asides) check_aside(aside, problem);
   for (const Aside& aside : problem.either) check_aside(aside, problem);
+  for (const Aside& aside : problem.prompts) check_aside(aside, problem);
   for (const Aside& aside : problem.again) check_aside(aside, problem);
   std::set<std::string> names;
   for (const std::string& name : problem.hosts) {

@@ -200,8 +200,9 @@ struct Problem {
   double most_items = kInfinity;  // under way at a time; finite: each enters when one before it has come back
   std::vector<Aside> asides;      // at most kMostAsides, with one of `either`
   std::vector<Aside> either;      // a plan has to keep the limits of one of these
-  // What a decoder computes again once all caches are lost, by the number of stages, from 1; the last one is for more.
-  std::vector<Aside> again;
+  // By the number of stages, from 1; the last one is for more. What a decoder computes of a prompt until the first token,
+  // and of all texts again once all caches are lost.
+  std::vector<Aside> prompts, again;
   bool keeps_caches = true;  // whether hosts that keep layers keep their caches
 
   static constexpr std::size_t kMostAsides = 2;

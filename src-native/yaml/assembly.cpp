@@ -325,7 +325,6 @@ class Assembler {
       for (std::size_t t = 0; t < setting.types.size(); ++t) index.emplace(setting.types[t].name, static_cast<int>(t));
     }
     assembly_.texts = texts_;
-    assembly_.chunk = chunk_rows(texts_.prompt, std::min(static_cast<int>(hosts), problem_.layers()));
   }
 
   std::vector<std::string> number_types_of_steps() {
@@ -382,11 +381,13 @@ class Assembler {
   // prompt; or, where the plan is for a lone stream, those of all streams.
   void add_asides() {
     double head_s = 0;
+    const StepCosts* steps = nullptr;
     const TypeSpec& spec = type_of_host(data_host_);
     for (Setting& setting : problem_.settings) {
       const Profile* const profile = step_profile(spec, setting.dtype);
       if (profile == nullptr) continue;
       head_s = std::max(head_s, first_head_s(*profile->steps));
+      if (steps == nullptr) steps = &*profile->steps;
       int& own = setting.type_of[static_cast<std::size_t>(problem_.data_host)];
       DeviceType type = setting.types[static_cast<std::size_t>(own)];
       if (type.bids()) continue;
@@ -395,16 +396,14 @@ class Assembler {
       own = static_cast<int>(setting.types.size());
       setting.types.push_back(std::move(type));
     }
-    add_again(head_s);
-    Aside prompt = aside("prompt", {assembly_.chunk, texts_.prompt / 2, true});
-    prompt.repeats = std::ceil(texts_.prompt / assembly_.chunk) - 1;
-    prompt.max_s = texts_.max_first_token_s;
-    prompt.fixed_s = head_s;
+    add_prompts(steps, head_s);
     if (!texts_.alone) {
       problem_.asides.push_back(aside("token", {1, texts_.positions(), false}));
       problem_.asides.back().max_s = texts_.max_token_s;
     }
-    problem_.asides.push_back(std::move(prompt));
+    // The limit counts chunks for as many stages as there may be; fewer have chunks with which they end sooner.
+    problem_.asides.push_back(problem_.prompts.back());
+    problem_.asides.back().max_s = texts_.max_first_token_s;
     if (!texts_.alone) return;
     for (const double groups : texts_.group_counts(problem_.host_count())) {
       const double rows = texts_.streams / groups;
@@ -417,19 +416,25 @@ class Assembler {
     }
   }
 
-  // All tokens of all texts, half of whose answers are there on average, in chunks.
-  void add_again(double head_s) {
+  // A prompt, and after a loss all tokens of all texts, half of whose answers are there on average: in chunks for each
+  // number of stages, by what the data host takes for them.
+  void add_prompts(const StepCosts* steps, double head_s) {
     constexpr int kMostStages = 8;
     const auto& windows = model_->windows;
     problem_.keeps_caches = std::all_of(windows.begin(), windows.end(), [](double window) { return window == 0; });
-    const double tokens = texts_.streams * texts_.positions();
     const int most = std::min({static_cast<int>(problem_.hosts.size()), problem_.layers(), kMostStages});
-    for (int stages = 1; stages <= most && request_.losses; ++stages) {
-      const double rows = chunk_rows(tokens, stages);
-      Aside again = aside("again", {rows, texts_.positions() / 2, true});
-      again.repeats = tokens / rows - 1;
-      again.fixed_s = head_s;
-      problem_.again.push_back(std::move(again));
+    const auto in_chunks = [&](const char* name, double tokens, double positions, int stages) {
+      const double rows = chunk_rows(steps == nullptr ? StepCosts() : *steps, tokens, stages);
+      Aside found = aside(name, {rows, positions, true});
+      found.repeats = tokens / rows - 1;
+      found.fixed_s = head_s;
+      return found;
+    };
+    for (int stages = 1; stages <= most; ++stages) {
+      problem_.prompts.push_back(in_chunks("prompt", texts_.prompt, texts_.prompt / 2, stages));
+      if (!request_.losses) continue;
+      problem_.again.push_back(
+          in_chunks("again", texts_.streams * texts_.positions(), texts_.positions() / 2, stages));
     }
   }
 

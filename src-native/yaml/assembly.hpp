@@ -50,7 +50,6 @@ struct LeftOut {
 
 struct Assembly {
   std::optional<Texts> texts;         // of a decoder, complete
-  double chunk = 0;                   // tokens of a prompt that a step computes
   Problem problem;                    // passes validate()
   std::vector<LeftOut> left_out;      // hosts that no setting can use
   std::vector<std::string> warnings;  // one line each

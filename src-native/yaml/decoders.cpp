@@ -10,10 +10,18 @@ namespace {
 // As the runtime's: positions of a page, and the limits of a chunk.
 constexpr double kPage = 32;
 constexpr double kMostChunk = 256;
-constexpr double kLeastChunk = 16;
-constexpr double kFixedRows = 8;
+constexpr double kLeastChunk = 32;
+constexpr double kChunkStep = 8;
 
 double pages(double positions) { return std::ceil(positions / kPage); }
+
+double layers_s(const StepCosts& steps, double rows) {
+  double sum = 0;
+  for (std::size_t layer = 0; layer < steps.fixed_s.size(); ++layer) {
+    sum += std::max(steps.fixed_s[layer], steps.start_s[layer] + rows * steps.row_s[layer]);
+  }
+  return sum;
+}
 
 double ends_s(const StepCosts::Ends& ends, double rows) {
   return std::max(ends.fixed_s, ends.start_s + rows * ends.row_s);
@@ -39,10 +47,19 @@ std::vector<double> Texts::group_counts(double hosts) const {
   return counts;
 }
 
-double chunk_rows(double prompt, int stages) {
-  const double most = std::min(kMostChunk, prompt);
-  if (stages < 2) return most;
-  return std::min(most, std::max(kLeastChunk, std::round(std::sqrt(prompt * kFixedRows / (stages - 1)))));
+double chunk_rows(const StepCosts& steps, double prompt, int stages) {
+  if (stages < 2) return std::min(kMostChunk, prompt);
+  const double most = std::max(1.0, std::floor(prompt / kLeastChunk));
+  double best = prompt, soonest_s = kInfinity;
+  for (double rows = kLeastChunk; rows <= kMostChunk; rows += kChunkStep) {
+    const double chunks = std::min(std::ceil(prompt / rows), most);
+    const double ends_s = (chunks + stages - 1) * layers_s(steps, prompt / chunks);
+    if (ends_s < soonest_s) {
+      soonest_s = ends_s;
+      best = prompt / chunks;
+    }
+  }
+  return best;
 }
 
 double most_rows(const Texts& texts) { return texts.streams + std::min(kMostChunk, texts.context); }

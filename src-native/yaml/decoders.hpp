@@ -36,8 +36,8 @@ struct StepRows {
   bool chunk = false;
 };
 
-// Tokens of a prompt that a step computes, if so many stages take turns.
-double chunk_rows(double prompt, int stages);
+// Tokens of a prompt that a step computes, if so many stages take turns: as many as end soonest if stages are equal.
+double chunk_rows(const StepCosts& steps, double prompt, int stages);
 
 // Rows of the largest step: a chunk, and a row of each stream.
 double most_rows(const Texts& texts);

@@ -90,6 +90,8 @@ class Figures:
     groups: int
     token_s: float
     first_s: float
+    limited_first_s: float
+    """The same with chunks for as many stages as there could be, which is what a limit counts."""
 
 
 class Cluster:
@@ -99,10 +101,6 @@ class Cluster:
         self.case = case
         self.type_of = {host: name for name, hosts in case.devices.items() for host in hosts}
         self.hosts = [host for hosts in case.devices.values() for host in hosts]
-        chains = min(len(self.hosts), case.layers)
-        most = min(256, case.prompt)
-        fair = round_half_up(math.sqrt(case.prompt * 8 / (chains - 1))) if chains > 1 else most
-        self.chunk = min(most, max(16, fair))
         self.positions = case.prompt + case.answer / 2
 
     def profile(self, host: str, dtype: str) -> dict[str, Any] | None:
@@ -146,9 +144,7 @@ class Cluster:
             load_s = max(load_s, megabytes * profile["steps"]["load_s_per_MB"])
             lost = max([lost, *(layer + 1 for layer in missing)])
         tokens = self.case.streams * self.positions
-        rows = min(256.0, tokens)
-        if len(after) > 1:
-            rows = min(rows, max(16, round_half_up(math.sqrt(tokens * 8 / (len(after) - 1)))))
+        rows = self.chunk_rows(tokens, len(after))
         computing = lost if keeps and not any(self.case.model.get("windows", ())) else self.case.layers
         chunk = self.passing(after, rows, self.positions / 2, chunk=True, until=computing)
         return 0.15 + load_s + chunk.latency + (tokens / rows - 1) * chunk.longest + self.head_s()
@@ -265,15 +261,38 @@ class Cluster:
             if found > rate * (1 + 1e-12):
                 rate, groups = found, count
         token_s = self.passing(plan, 1, self.positions, chunk=False).latency
-        chunk = self.passing(plan, self.chunk, case.prompt / 2, chunk=True)
-        more = math.ceil(case.prompt / self.chunk) - 1
-        return Figures(rate, groups, token_s, chunk.latency + more * chunk.longest + self.head_s())
+        most = min(len(self.hosts), case.layers, 8)
+        firsts = [self.prompt_s(plan, stages) for stages in (min(len(plan), most), most)]
+        return Figures(rate, groups, token_s, *firsts)
+
+    def prompt_s(self, plan: list[Stage], stages: int) -> float:
+        """Return the seconds to the first token, with chunks for so many stages."""
+        rows = self.chunk_rows(self.case.prompt, stages)
+        chunk = self.passing(plan, rows, self.case.prompt / 2, chunk=True)
+        return chunk.latency + (self.case.prompt / rows - 1) * chunk.longest + self.head_s()
+
+    def chunk_rows(self, tokens: float, stages: int) -> float:
+        """Return the rows of equal chunks that so many equal stages have computed soonest."""
+        if stages == 1:
+            return min(256, tokens)
+        dtypes = ("float32", "int8") if self.case.joint else ("float32",)
+        profile = next(filter(None, (self.profile(self.case.data_host, dtype) for dtype in dtypes)), None)
+        steps = {"fixed_s": [], "start_s": [], "row_s": []} if profile is None else profile["steps"]
+
+        def ends_s(chunks: float) -> float:
+            each = zip(steps["fixed_s"], steps["start_s"], steps["row_s"], strict=True)
+            step_s = sum(max(fixed, start + tokens / chunks * row) for fixed, start, row in each)
+            return float((chunks + stages - 1) * step_s)
+
+        most = max(1, math.floor(tokens / 32))
+        counts = {min(math.ceil(tokens / rows), most) for rows in range(32, 257, 8)}
+        return tokens / min(sorted(counts, reverse=True), key=ends_s)
 
     def keeps(self, figures: Figures, slack: float = 1e-9) -> bool:
         limits = self.case.limits
         return (
             figures.token_s <= limits.get("token", math.inf) * (1 + slack)
-            and figures.first_s <= limits.get("first", math.inf) * (1 + slack)
+            and figures.limited_first_s <= limits.get("first", math.inf) * (1 + slack)
             and figures.tokens_per_s >= limits.get("rate", 0) * (1 - slack)
         )
 
@@ -312,10 +331,6 @@ class Cluster:
         values = [self.value(found) for plan in self.plans() if self.keeps(found := self.figures(plan))]
         values = [value for value in values if math.isfinite(value)]
         return min(values, default=math.inf), len(values)
-
-
-def round_half_up(value: float) -> int:
-    return math.floor(value + 0.5)
 
 
 def random_case(rng: np.random.Generator) -> Case:
@@ -374,8 +389,8 @@ def _limited(rng: np.random.Generator, case: Case) -> Case:
         return case
     drawn = some[int(rng.integers(len(some)))]
     limits = {}
-    if rng.random() < 0.6 and math.isfinite(drawn.first_s):
-        limits["first"] = float(drawn.first_s * rng.uniform(0.9, 1.2))
+    if rng.random() < 0.6 and math.isfinite(drawn.limited_first_s):
+        limits["first"] = float(drawn.limited_first_s * rng.uniform(0.9, 1.2))
     if case.objective == "throughput" and rng.random() < 0.6 and math.isfinite(drawn.token_s):
         limits["token"] = float(drawn.token_s * rng.uniform(0.9, 1.2))
     if case.objective == "latency" and rng.random() < 0.6 and drawn.tokens_per_s > 0:
