@@ -122,9 +122,8 @@ class StepLimits:
     def rows_for(self, cost: float, position: int) -> int:
         """Return the most rows from ``position`` on that cost no more than ``cost``."""
         half, linear = self.attention / 2, 1 + self.attention * (position - 0.5)
-        if not half:
-            return math.floor(cost)
-        return math.floor((math.sqrt(linear * linear + 4 * half * max(cost, 0)) - linear) / (2 * half))
+        cost = max(cost, 0.0)
+        return math.floor(2 * cost / (linear + math.sqrt(linear * linear + 4 * half * cost)))
 
 
 @dataclass(frozen=True)
@@ -382,9 +381,12 @@ class StepScheduler:
             now: Time in seconds, by which to measure steps that are alone.
         """
         costs = self._decode_costs()
-        # A chunk of a prompt waits for no token, so as many may be in flight as there is room for.
         groups = self.limits.best_groups(sum(costs)) if costs else self.limits.groups
-        if len(self._flights) >= groups:
+        # Chunks wait for no token, so there may be one in every place. While others generate, only what is
+        # computed again takes the places that their groups leave: it holds up texts that have begun.
+        again = any(one.position < one.lost for one in self._running.values())
+        places = self.limits.groups if again else groups
+        if len(self._flights) >= places:
             return None
         self._admit()
         ready = self._reserve_next_rows()
@@ -403,7 +405,7 @@ class StepScheduler:
         else:
             prompts = [one for one in others if not one.generates]
             most = self.limits.rows - bool(prompts)
-            dealt = self._deal(costs, groups)
+            dealt = self._deal(costs, groups, places)
             chosen = self._choose_decode_rows([one for one in others if one.generates], most, dealt)
             cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
             chosen += self._choose_chunks(prompts, len(chosen), cost, usual)
@@ -714,7 +716,7 @@ class StepScheduler:
             taken += cost
         return chosen
 
-    def _deal(self, costs: list[float], among: int) -> _Deal:
+    def _deal(self, costs: list[float], among: int, places: int) -> _Deal:
         """Deal sequences that generate to groups, so that steps take alike.
 
         One that costs more than an equal share of the others is a group of its own.
@@ -722,7 +724,10 @@ class StepScheduler:
         Args:
             costs: Cost of the next row of each, ascending.
             among: Number of groups.
+            places: Most steps in flight. Chunks of prompts first take the places that groups leave.
         """
+        flights = sorted(flight.cost for flight in self._flights.values())
+        del flights[: min(places - among, flights.count(0.0))]
         costs, alone = list(costs), list[float]()
         left = sum(costs)
         while among > 1 and costs and costs[-1] > left / among:
@@ -730,7 +735,6 @@ class StepScheduler:
             left -= alone[-1]
             among -= 1
         share, heaviest = left / among, alone[-1] if alone else math.inf
-        flights = [flight.cost for flight in self._flights.values()]
         light = [cost for cost in flights if cost < heaviest]
         return _Deal(
             share=share,

@@ -433,8 +433,7 @@ class Assembler {
     for (int stages = 1; stages <= most; ++stages) {
       problem_.prompts.push_back(in_chunks("prompt", texts_.prompt, texts_.prompt / 2, stages));
       if (!request_.losses) continue;
-      problem_.again.push_back(
-          in_chunks("again", texts_.streams * texts_.positions(), texts_.positions() / 2, stages));
+      problem_.again.push_back(in_chunks("again", texts_.streams * texts_.positions(), texts_.positions() / 2, stages));
     }
   }
 
