@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import yaml
@@ -340,14 +339,8 @@ def raised(name: str, kinds: Sequence[Kind], directory: Path) -> Iterator[Bed]:
             "devices": {kind.name: kind.names for kind in kinds},
         },
     )
-    signal.signal(signal.SIGTERM, _end)
     with TestBeds().lent(name, load_cluster(directory / "cluster.yml")) as bed:
         yield Bed(bed, tuple(kinds), directory)
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    """End a benchmark that is told to, as Ctrl-C does: its ranks would go on, and slow down the next one."""
-    raise SystemExit(128 + number)
 
 
 def even_split(layers: int, hosts: Sequence[str]) -> Pipeline:

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.interrupt import raise_interrupts
 from pipeedge.testbed import network
 from pipeedge.testbed.cluster import Cluster, EmulatedHost
 from pipeedge.testbed.groups import GroupSettings, Hierarchy, HostUsage, find_hierarchies, kill_all
@@ -131,7 +132,8 @@ class TestBeds:
 
     @contextlib.contextmanager
     def lent(self, name: str, cluster: Cluster) -> Iterator[TestBed]:
-        """Build a test bed and remove it when the block, or this process, ends."""
+        """Build a test bed and remove it when the block, or this process, ends, also by Ctrl-C or SIGTERM."""
+        raise_interrupts()
         bed = self.up(name, cluster, owner=Owner.of(os.getpid()))
         try:
             yield bed

@@ -306,6 +306,27 @@ def test_a_lent_bed_is_removed_with_its_process(tmp_path: Path, name: str) -> No
     assert traces(name) == []
 
 
+def test_sigterm_to_its_process_removes_a_lent_bed(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path, inline("{slow: [a]}"))
+    script = """
+import sys, time
+from pipeedge.testbed.bed import TestBeds
+from pipeedge.testbed.cluster_file import load_cluster
+with TestBeds().lent(sys.argv[1], load_cluster(sys.argv[2])):
+    print("up", flush=True)
+    time.sleep(60)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, name, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert child.stdout is not None
+    with child, child.stdout as out:
+        assert out.readline() == b"up\n"
+        assert traces(name) != []
+        child.send_signal(signal.SIGTERM)
+    assert traces(name) == []
+
+
 def test_network_namespace_of_another_program_is_left_alone(tmp_path: Path, name: str) -> None:
     cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}")))
     theirs = f"{name}-b"
