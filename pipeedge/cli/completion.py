@@ -26,12 +26,16 @@ def completion_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=PROGRAM,
         description="Print a script that lets a shell complete commands, options and file names.",
-        epilog=f'In bash: eval "$({PROGRAM} bash)". In zsh: write it to a file _{COMMAND} in a directory of '
-        "$fpath. Needs shtab, which comes with the extra 'completion'.",
+        epilog="Needs shtab, which comes with the extra 'completion'.",
         allow_abbrev=False,
     )
     add_common(parser)
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+    parser.examples = (
+        f'eval "$({PROGRAM} bash)"     # in this shell',
+        f"{PROGRAM} bash > ~/.local/share/bash-completion/completions/{COMMAND}",
+        f"{PROGRAM} zsh > ~/.zfunc/_{COMMAND}     # a directory of $fpath",
+    )
     return parser
 
 

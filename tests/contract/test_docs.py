@@ -380,6 +380,14 @@ def test_every_option_of_the_runtime_has_a_chapter(monkeypatch: pytest.MonkeyPat
     )
 
 
+@pytest.mark.parametrize("program", sorted(PARSERS.keys() - {"tools/testbed.py"}))
+def test_help_shows_three_examples(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        PARSERS[program](["--help"])
+    after = re.split(r"^examples:?\n", capsys.readouterr().out, flags=re.IGNORECASE | re.MULTILINE)[1]
+    assert len(after.partition("\n\n")[0].strip().splitlines()) == 3
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_examples_of_files_can_be_read(name: str) -> None:
     for block in PAGES[name].blocks:
