@@ -265,13 +265,17 @@ def _ask(argv: list[str], environment: Environment) -> None:
 
 
 def read_question(text: str) -> str | bytes:
-    """Return a text, or the bytes of an image.
+    """Return a text, or the bytes of an image: what is not UTF-8 on standard input is an image.
 
     Raises:
         InputError: The file cannot be read.
     """
     if text == "-":
-        return sys.stdin.read().rstrip("\n")
+        read = sys.stdin.buffer.read()
+        try:
+            return read.decode().rstrip("\n")
+        except UnicodeDecodeError:
+            return read
     path = Path(text)
     if path.suffix.lower() in _SUFFIXES or (len(text) < 256 and path.is_file()):
         try:
@@ -306,6 +310,8 @@ def _from_service(request: AskRequest, question: str | bytes) -> Any:
         return _ask_for_text(place, key, request, served, _as_text(served, question))
     _check_encoder(request)
     is_image = isinstance(question, bytes)
+    if run is not None:
+        _check_kind(served, is_image=is_image, takes_text=run["takes_text"])
     body = question if isinstance(question, bytes) else json.dumps({"inputs": question}).encode()
     ask = Ask(
         served,
@@ -349,6 +355,20 @@ def _check_encoder(request: AskRequest) -> None:
     """
     if request.max_tokens is not None:
         raise RequestError(f"--max-tokens: {printable(request.model)} does not generate text")
+
+
+def _check_kind(model: str, *, is_image: bool, takes_text: bool) -> None:
+    """Refuse a text for a model that takes images, and an image for one that takes texts.
+
+    Raises:
+        InputError: It is one of the two.
+    """
+    if is_image and takes_text:
+        raise InputError(f"{printable(model)} takes texts: ask it with a text, not with an image")
+    if not is_image and not takes_text:
+        raise InputError(
+            f"{printable(model)} takes images: ask it with the file of an image, such as photo.jpg"
+        )
 
 
 def _as_text(model: str, question: str | bytes) -> str:
@@ -426,6 +446,7 @@ def ask_alone(model: str, question: str | bytes) -> Any:
     """Return the answer of a run of its own, in this process, as the service would say it."""
     from pipeedge import Pipeline
 
+    _check_kind(model, is_image=isinstance(question, bytes), takes_text=find_any(model).takes_text)
     with Pipeline(model) as pipeline:
         answer = pipeline(question)
         if answer.kind == "logits":

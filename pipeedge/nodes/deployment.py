@@ -222,6 +222,7 @@ class Deployment:
         self._failure: PipeEdgeError | None = None
         self._last_line: dict[int, str] = {}
         self._generates = False
+        self._takes_text = False
         self._answered: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
         """Times, and numbers of items or tokens that were answered until then."""
         self._thread = threading.Thread(target=self._run, name="deployment", daemon=True)
@@ -292,6 +293,7 @@ class Deployment:
             "refused": {name: why for name, (why, _) in self._refused.items() if name not in names},
             "events": events,
             "generates": self._generates,
+            "takes_text": self._takes_text,
             "tokens_per_s" if self._generates else "items_per_s": rate,
             "service": service,
         }
@@ -360,6 +362,7 @@ class Deployment:
         peers = self._all(found, lambda peer: self._let_fetch(peer, model))
         self._enter("profiling")
         self._generates = model.outline.family.decodes
+        self._takes_text = model.outline.takes_text
         peers, planning = self._schedule(peers, model)
         self._attempt.peers = tuple(peers)
         kept = {peer.name for peer in peers}

@@ -359,7 +359,7 @@ def ask_parser() -> argparse.ArgumentParser:
             "llama-puzzles -     # a text from standard input",
         ),
         ("MODEL", "the model"),
-        ("QUESTION", "a text, an image file, or - to read a text from standard input"),
+        ("QUESTION", "a text, an image file, or - to read either from standard input"),
     )
 
 

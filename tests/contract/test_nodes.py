@@ -6,6 +6,7 @@ No process may be started here (``support/tiers.py``), so a request that a node 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import ssl
@@ -22,7 +23,7 @@ from places import ASSETS
 from profiles import write_results
 from waiting import LIMIT_S, until
 
-from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
+from pipeedge.base.errors import DeadlineError, InputError, PeerFailedError, RequestError
 from pipeedge.base.fields import encode
 from pipeedge.control.messages import Message
 from pipeedge.nodes.commands import ask_alone, read_question
@@ -407,7 +408,9 @@ def test_a_node_keeps_its_key_and_its_file_wins_over_a_name(tmp_path: Path) -> N
         own_membership(joined("pi5"), store, "pi6")
 
 
-def test_a_question_without_a_service_is_answered_by_a_run_of_its_own(tmp_path: Path) -> None:
+def test_a_question_without_a_service_is_answered_by_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     picture = Image.new("L", (8, 8))
     picture.paste(255, (3, 1, 5, 7))
     picture.save(tmp_path / "digit.png")
@@ -417,3 +420,9 @@ def test_a_question_without_a_service_is_answered_by_a_run_of_its_own(tmp_path: 
     assert len(lines) == 5
     assert lines[0].startswith("1  ")
     assert read_question("a text") == "a text"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(question)))
+    assert read_question("-") == question
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("é\n".encode())))
+    assert read_question("-") == "é"
+    with pytest.raises(InputError, match=r"^vit-digits takes images: ask it with the file of an image"):
+        ask_alone("vit-digits", "a text")
