@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
@@ -112,6 +113,9 @@ class Surroundings(Protocol):
 
     def borrow(self, name: str, tell: Callable[[News], None]) -> OfferedModel | None:
         """Return a model that another node has, or None."""
+
+    def fetch(self, name: str, directory: Path) -> None:
+        """Fetch the weights of a known model into a directory. Raises PeerFailedError."""
 
     def say(self, line: str) -> None:
         """Print a line for whoever watches this node."""
@@ -222,7 +226,7 @@ class Deployment:
         self._failure: PipeEdgeError | None = None
         self._last_line: dict[int, str] = {}
         self._generates = False
-        self._takes_text = False
+        self._takes_text: bool | None = None  # until the model is found
         self._answered: deque[tuple[float, int]] = deque(maxlen=_SAMPLES)
         """Times, and numbers of items or tokens that were answered until then."""
         self._thread = threading.Thread(target=self._run, name="deployment", daemon=True)
@@ -348,13 +352,13 @@ class Deployment:
         return self._supervise(plan, model)
 
     def _find_model(self) -> OfferedModel:
-        """Return the model: from this machine, from another node that has it, or from the hub."""
+        """Return the model: from this machine, from another node that has it, or from its source."""
         name, store = self.wanted.model, self._around.store
         tell = lambda line: self._note(News(line))  # noqa: E731
         with contextlib.suppress(PipeEdgeError):
-            return store.offer(name, tell, fetch=False)
+            return store.offer(name, tell)
         borrowed = self._around.borrow(name, self._teller(self._around.name))
-        return store.offer(name, tell) if borrowed is None else borrowed
+        return store.offer(name, tell, self._around.fetch) if borrowed is None else borrowed
 
     def _prepare(self, model: OfferedModel) -> _Plan:
         found = self._gather()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeedge.base.errors import PeerError, PeerFailedError, PipeEdgeError, RequestError, exit_code, one_line
-from pipeedge.base.wording import figure, printable
+from pipeedge.base.wording import count, printable
 from pipeedge.launch.commands import RankCommand
 from pipeedge.launch.supervisor import Output, Supervisor
 from pipeedge.models.architecture import Architecture
@@ -68,7 +68,7 @@ from pipeedge.nodes.messages import (
 )
 from pipeedge.nodes.peer import Acquaintances, Peer, call, get_file, get_ranges
 from pipeedge.nodes.pieces import PieceFile, PieceKeeper
-from pipeedge.nodes.programs import located, profile_words, rank_words
+from pipeedge.nodes.programs import fetch_words, located, profile_words, rank_words
 from pipeedge.nodes.store import KnownNode, Manifest, NodeStore, OfferedModel
 from pipeedge.nodes.talk import CHUNK, HELLO, Talk, refusing
 from pipeedge.profile.result_files import load_results
@@ -296,22 +296,35 @@ class Node:
         """
         new = path.with_suffix(".new.yml")
         new.unlink(missing_ok=True)
+        self._run_program(profile_words(request, words, new, like), "the profiler")
+        new.replace(path)
+
+    def fetch(self, name: str, directory: Path) -> None:
+        """Fetch the weights of a known model into a directory.
+
+        Raises:
+            PeerFailedError: They could not be fetched.
+        """
+        self._run_program(fetch_words(name, directory), "fetching")
+
+    def _run_program(self, words: tuple[str, ...], what: str) -> None:
+        """Run a command of ``pipeedge`` to its end.
+
+        Raises:
+            PeerFailedError: It has failed.
+        """
         lines: list[str] = []
 
         def take(text: str, *, error: bool) -> None:
             if error:
                 lines.append(text.strip())
 
-        program = profile_words(request, words, new, like)
-        command = RankCommand(0, (sys.executable, "-m", "pipeedge", *program))
+        command = RankCommand(0, (sys.executable, "-m", "pipeedge", *words))
         status = Supervisor(
             [command], self._environment(), Output(take, lambda line: None, lambda rank: "")
         ).run()
-        if status or not new.exists():
-            raise PeerFailedError(
-                f"the profiler ended with status {status}" + (f": {lines[-1]}" if lines else "")
-            )
-        new.replace(path)
+        if status:
+            raise PeerFailedError(f"{what} ended with status {status}" + (f": {lines[-1]}" if lines else ""))
 
     def _environment(self) -> dict[str, str]:
         return inherited_environment() | {LAUNCHER: str(os.getpid())}
@@ -503,7 +516,7 @@ class Node:
 
     def _offer(self, talk: Talk, request: FindModel) -> None:
         try:
-            found = self.store.offer(request.name, self.say, fetch=False)
+            found = self.store.offer(request.name, self.say)
             talk.send(Offered(found.place, list(found.files)))
         except PipeEdgeError as error:
             for manifest in self.store.manifests():
@@ -564,13 +577,14 @@ class Node:
             talk.send_bytes(iter(lambda: stream.read(CHUNK), b""))
 
     def _give_ranges(self, talk: Talk, request: GetRanges) -> None:
-        path, part = self.store.offered(request.sha256), self.keeper.holder(request.sha256)
-        if path is None and part is not None:
-            path = part.path
+        path = self.store.offered(request.sha256)
         if path is None:
-            raise PeerFailedError("this node has no such file")
-        if part is not None and not part.can_give(request.ranges):
-            raise PeerFailedError("this node does not have that part")
+            part = self.keeper.holder(request.sha256)
+            if part is None:
+                raise PeerFailedError("this node has no such file")
+            if not part.can_give(request.ranges):
+                raise PeerFailedError("this node does not have that part")
+            path = part.path
         with path.open("rb") as stream:
             for start, stop in request.ranges:
                 stream.seek(start)
@@ -832,6 +846,6 @@ def block_key(config: Architecture, key: Sequence[str]) -> list[str]:
 def describe(here: Here) -> str:
     """Return what a node is in one line."""
     return (
-        f"{here.name}: {here.processor}, {figure(here.cores)} cores, {here.memory / 2**30:.1f} GB free, "
+        f"{here.name}: {here.processor}, {count(here.cores, 'core')}, {here.memory / 2**30:.1f} GB free, "
         f"{here.system}, PipeEdge {here.version}, torch {here.torch}; {', '.join(here.links) or 'no network'}"
     )

@@ -1,7 +1,8 @@
-"""The programs that a node runs for others: a rank of a run, and the profiler. Pure.
+"""The programs that a node runs for others: a rank of a run, the profiler, and what fetches weights. Pure.
 
     StartRank ──rank_words──────> run RANK WORLD -m MODEL ... --key -
     Profile   ──profile_words───> profile -m MODEL -b N --dtype TYPE ... -o FILE
+    Up        ──fetch_words─────> fetch -m MODEL -o DIR, for a known model whose weights no node has
 
 Nothing that a member sends becomes a word of a command line but what is read here from a typed request, each
 as the value of an option that this module names. Values that could be taken for an option are no values of
@@ -16,7 +17,7 @@ from pathlib import Path, PurePath
 
 from pipeedge.nodes.messages import ModelPlace, Profile, StartRank, Up
 
-__all__ = ["QUICK_PASSES", "SpecPaths", "located", "profile_words", "rank_words"]
+__all__ = ["QUICK_PASSES", "SpecPaths", "fetch_words", "located", "profile_words", "rank_words"]
 
 
 QUICK_PASSES = "3"
@@ -117,3 +118,8 @@ def profile_words(
         *("--dtype", request.dtype, *(() if request.thorough else ("--iterations", QUICK_PASSES))),
         *("--results-yml", str(results), *(() if like is None else ("--like", str(like)))),
     )
+
+
+def fetch_words(model: str, directory: Path) -> tuple[str, ...]:
+    """Return the words after ``pipeedge`` that fetch the weights of a known model into a directory."""
+    return ("fetch", "--config", os.devnull, "--model", model, "--output-dir", str(directory))

@@ -216,18 +216,21 @@ class NodeStore:
 
     # -- models --------------------------------------------------------------------------------------
 
-    def offer(self, name: str, tell: Callable[[str], None], *, fetch: bool = True) -> OfferedModel:
-        """Find a model on this machine, or fetch it from the hub, and let other nodes have its files.
+    def offer(
+        self, name: str, tell: Callable[[str], None], fetch: Callable[[str, Path], None] | None = None
+    ) -> OfferedModel:
+        """Find a model on this machine, or fetch it, and let other nodes have its files.
 
         Args:
             name: Known name, directory or repository.
             tell: Called with a line about what takes long.
-            fetch: Whether it may be fetched from the hub.
+            fetch: Fetches the weights of a known model into a directory; None: nothing may be fetched, not
+                even from the hub.
 
         Raises:
             PipeEdgeError: The model is unknown, or its weights are missing.
         """
-        outline = find_any(name, fetch=fetch)
+        outline = find_any(name, fetch=fetch is not None)
         if outline.is_file:
             raise ModelError(
                 f"{printable(name)} is a GGUF file, which nodes do not send to each other; give a "
@@ -236,29 +239,41 @@ class NodeStore:
         directory = outline.directory
         if directory is not None and directory.parent == _PACKAGE_MODELS:
             return OfferedModel(ModelPlace(outline.name), (), {}, ("--model", outline.name), outline)
-        if not outline.has_weights:
-            if not fetch:
+        weights = self._weights_of(outline)
+        if not outline.has_weights or (directory is None and not weights.is_file()):
+            if fetch is None:
                 raise WeightsError(f"the weights of {printable(name)} are not here")
             tell(f"fetching the weights of {printable(name)}")
-            outline.fetch_weights()
-        paths = _files_of(outline)
+            if directory is None:
+                fetch(outline.name, self.models)
+            else:
+                outline.fetch_weights()
+            weights = self._weights_of(outline)
+        paths = {weights.name: weights} if directory is None else _files_of(directory, outline)
         piece = piece_bytes(sum(path.stat().st_size for path in paths.values()))
         files = [self._described(each, path, piece, tell) for each, path in paths.items()]
         digest = digest_of(files)
         words: tuple[str, ...]
         if directory is None:
-            place = ModelPlace(outline.name, digest, outline.default_weights.name)
-            words = ("--model", outline.name, "--model-file", str(outline.default_weights.resolve()))
+            place = ModelPlace(outline.name, digest, weights.name)
+            words = ("--model", outline.name, "--model-file", str(weights.resolve()))
+            # Where it would be if another node had it, which may ask this one to run a rank of it.
+            _link(self.models / digest / weights.name, weights)
         else:
             plain = outline.name.rpartition("/")[2] or directory.name
             if not is_plain_name(plain):
                 plain = "model"
             place = ModelPlace(plain, digest)
-            words = ("--model", str(self._linked(directory, digest, plain)))
+            words = ("--model", str(_link(self.models / digest / plain, directory)))
         by_digest = {file.sha256: paths[file.name] for file in files}
         with self._lock:
             self._offered |= by_digest
         return OfferedModel(place, files, by_digest, words, outline)
+
+    def _weights_of(self, outline: Outline) -> Path:
+        """Return where the weights of a known model are, or will be: in the working directory, or fetched."""
+        here = outline.default_weights
+        return here if here.is_file() else self.models / here.name
 
     def held(self, manifest: Manifest) -> OfferedModel:
         """Return a model of which another node has described the files, and let others have what is here."""
@@ -284,15 +299,6 @@ class NodeStore:
         """Return the path of a file that others may have, or None."""
         with self._lock:
             return self._offered.get(sha256)
-
-    def _linked(self, directory: Path, digest: str, plain: str) -> Path:
-        """Return a path at which a model has the name that it has on the other nodes."""
-        place = self.models / digest / plain
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                place.symlink_to(directory.resolve(), target_is_directory=True)
-        return place
 
     def places(self, model: ModelPlace, files: Iterable[ModelFile]) -> list[tuple[ModelFile, Path]]:
         """Return the files of a model of another node, with the paths at which they belong.
@@ -380,19 +386,22 @@ def digest_of(files: Iterable[ModelFile]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _files_of(outline: Outline) -> dict[str, Path]:
+def _link(place: Path, target: Path) -> Path:
+    """Make what is here appear at the path at which other nodes have it; return that path."""
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)  # of what has been there
+        with suppress(FileExistsError):
+            place.symlink_to(target.resolve(), target_is_directory=target.is_dir())
+    return place
+
+
+def _files_of(directory: Path, outline: Outline) -> dict[str, Path]:
     """Return the files of a model by their names, relative to its directory.
 
     Raises:
         WeightsError: The weights are missing.
     """
-    directory = outline.directory
-    if directory is None:
-        path = outline.default_weights
-        if not path.is_file():
-            with outline.open():  # says what to do
-                pass
-        return {path.name: path}
     with outline.open():
         pass
     found = {}

@@ -23,6 +23,7 @@ from waiting import LIMIT_S, until
 from pipeedge.base.errors import PeerFailedError, RequestError, WeightsError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.model import find_model
+from pipeedge.models.weights.download import save_weights
 from pipeedge.models.weights.file_kinds import NpzFile
 from pipeedge.models.weights.pieces import PIECES_SUFFIX, PartialFile
 from pipeedge.nodes import pieces as module
@@ -229,6 +230,31 @@ def test_a_node_fetches_the_layers_that_it_computes_and_no_more(
     find_model(there).load()  # the first source has gone
     assert (there / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
     assert pi2.node.borrow("org/other", lambda news: None) is None
+
+
+def test_a_known_model_is_fetched_once_and_any_node_may_be_asked_for_it(make: Callable[[str], Box]) -> None:
+    pi1, pi2 = make("pi1"), make("pi2")
+    name = "facebook/deit-tiny-distilled-patch16-224"
+    with pytest.raises(WeightsError, match=rf"^the weights of {name} are not here$"):
+        pi1.store.offer(name, print)
+    lines: list[str] = []
+    own = pi1.store.offer(name, lines.append, lambda name, where: save_weights([name], where, random_seed=0))
+    assert lines == [f"fetching the weights of {name}"]
+    assert pi1.store.offer(name, lines.append).place == own.place
+    borrowed = pi2.node.borrow(name, lambda news: None)
+    assert borrowed is not None
+    assert borrowed.place == own.place
+    assert own.words[1] == borrowed.words[1] == name
+
+    # The node that has borrowed it lets the other run a rank, too.
+    peer, _ = ask_about(pi1.address, pi2.membership)
+    request = Hold(borrowed.place, list(borrowed.files), pi2.node.port, name)
+    have_hold(peer, pi2.membership, request, lambda news: None)
+    for box in (pi1, pi2):
+        words = located(own.place, box.store.models)
+        assert words[:3] == ("--model", name, "--model-file")
+        find_model(name).load(LayerRange(0, 4), weights=Path(words[3]))
+    assert Path(own.words[3]).read_bytes() == Path(located(own.place, pi1.store.models)[3]).read_bytes()
 
 
 def test_a_reader_hears_that_no_node_has_a_piece(make: Callable[[str], Box], tmp_path: Path) -> None:
