@@ -54,6 +54,8 @@ from pipeedge.transport.membership import Membership
 __all__ = ["ask_main", "down_main", "join_main", "members_main", "status_main", "up_main"]
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+_LARGE_BYTES = 8e6
+"""Smallest transfer that has a line where no bar is drawn: a rank may ask for single pieces first."""
 _REPLY_S = 10.0
 _STREAMED = object()
 """Reply that was printed as it came."""
@@ -161,7 +163,7 @@ class _Bars:
             sys.stderr.write("".join(f"{line}\n" for line in lines))
             sys.stderr.flush()
             self._drawn = len(lines)
-        elif progress.done >= progress.total:
+        elif progress.done >= progress.total >= _LARGE_BYTES:
             print_notice(printable(f"{progress.node}: fetched {figure(progress.total / 1e6, 3)} MB"))
 
     def _erase(self) -> None:
@@ -310,7 +312,7 @@ def _from_service(request: AskRequest, question: str | bytes) -> Any:
         return _ask_for_text(place, key, request, served, _as_text(served, question))
     _check_encoder(request)
     is_image = isinstance(question, bytes)
-    if run is not None:
+    if run is not None and run["takes_text"] is not None:
         _check_kind(served, is_image=is_image, takes_text=run["takes_text"])
     body = question if isinstance(question, bytes) else json.dumps({"inputs": question}).encode()
     ask = Ask(
