@@ -175,9 +175,10 @@ void require_watts(const Problem& problem, bool of_files) {
   }
   if (unknown.empty()) return;
   const std::string keys = of_files ? "busy_W (and idle_W)" : "busy_w (and idle_w)";
-  throw UsageError("--objective energy: the power of " + yaml::listing(unknown) + " is unknown; write " + keys +
-                   " into the device type, in watts as a meter shows them, profile it where profiler.py can measure "
-                   "energy, or leave it out of --hosts");
+  throw UsageError(
+      "--objective energy: the power of " + yaml::listing(unknown) + " is unknown; write " + keys +
+      " into the device type, in watts as a meter shows them, profile it where pipeedge profile can measure "
+      "energy, or leave it out of --hosts");
 }
 
 // Without --data-host, nothing is counted for the data rank. A run counts it, on the host of rank 0: says which plan

@@ -649,7 +649,7 @@ std::string schedule_yaml(const Answer& answer) {
   std::string text;
   if (answer.named.joint) {
     const std::string size = figure_text(answer.solution.batch_size);
-    if (!answer.named.texts) text = "# microbatches of " + size + ": runtime.py -u " + size + "\n";
+    if (!answer.named.texts) text = "# microbatches of " + size + ": pipeedge run -u " + size + "\n";
   }
   for (std::size_t s = 0; s < answer.solution.stages.size(); ++s) {
     const Stage& stage = answer.solution.stages[s];

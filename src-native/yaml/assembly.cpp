@@ -524,7 +524,7 @@ class Assembler {
     if (anything()) return kNominalLoss;
     warn(types_name_ + ": " + printable(type.name) + ": the profile of " +
          words({profile.batch_size, std::string(short_dtype(profile.dtype))}) +
-         " has no agreement, so it is not used; measure it with profiler.py --agreement N, or allow it with "
+         " has no agreement, so it is not used; measure it with pipeedge profile --agreement N, or allow it with "
          "--min-agreement 0");
     return kInfinity;
   }
@@ -705,7 +705,7 @@ class Assembler {
     }
     if (!unknown.empty()) {
       warn(models_name_ + ": " + printable(model_->name) + ": agreement_at_bits lacks " + listing(unknown) +
-           ", so links do not have these bits; measure them with profiler.py --sensitivity N, or allow them with "
+           ", so links do not have these bits; measure them with pipeedge profile --sensitivity N, or allow them with "
            "--min-agreement 0");
     }
     if (problem_.widths.empty()) {

@@ -234,7 +234,7 @@ def test_schedule_states_types_bits_and_microbatch_size(cluster: Cluster) -> Non
     done = cluster.run("--plan=auto", "--dev-neighbors-file=n.yml", "--batch-sizes=8")
     assert done.code == 0
     assert done.out == (
-        "# microbatches of 8: runtime.py -u 8\n"
+        "# microbatches of 8: pipeedge run -u 8\n"
         "- f0: [1, 2]\n  quant_bits: 8\n  dtype: int8\n"
         "- f1: [3, 4]\n  dtype: int8\n"
     )
@@ -249,9 +249,9 @@ def test_missing_profiles_are_named_and_planned_without(cluster: Cluster) -> Non
     write_model(cluster)
     assert planned(cluster)["warnings"] == [
         "device_types.yml: fast: the profile of microbatches of 4 in int8 has no agreement, so it is not "
-        "used; measure it with profiler.py --agreement N, or allow it with --min-agreement 0",
+        "used; measure it with pipeedge profile --agreement N, or allow it with --min-agreement 0",
         "models.yml: m: agreement_at_bits lacks 16, 8, 6, 4, so links do not have these bits; measure them "
-        "with profiler.py --sensitivity N, or allow them with --min-agreement 0",
+        "with pipeedge profile --sensitivity N, or allow them with --min-agreement 0",
         "device_types.yml: slow has no profile of m for microbatches of 4 in int8; planned without",
     ]
     assert len(planned(cluster, "--min-agreement=0")["warnings"]) == 1

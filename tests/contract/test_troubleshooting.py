@@ -97,6 +97,7 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("quote", list(quotes()), ids=lambda quote: re.sub(r"\W+", "-", quote)[:50])
 def test_the_mistake_gives_the_quoted_message(quote: str, trouble: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(trouble)
+    monkeypatch.setattr("sys.argv", ["pipeedge run"])  # so that messages name commands, as the page does
     assert quote in CASES, "nothing provokes this message: add a case, or correct the page"
     said = CASES[quote](monkeypatch)
     assert fits(quote, said), said

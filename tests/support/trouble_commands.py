@@ -1,4 +1,4 @@
-"""Cases of test_troubleshooting.py: command lines of ``runtime.py``."""
+"""Cases of test_troubleshooting.py: command lines of ``pipeedge run``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNTIME = {
     "--addr nowhere.invalid: cannot resolve this name": (
         "1 2 -m vit-digits --addr nowhere.invalid --timeout 1"
     ),
-    "--key none.pem: no such file: make it with pipeedge-key, and copy it to every machine": (
+    "--key none.pem: no such file: make it with pipeedge key, and copy it to every machine": (
         "0 1 -m vit-digits --key none.pem"
     ),
     "--key open.pem: other users may read it (mode 644): run chmod 600 on it, …": (
@@ -44,7 +44,7 @@ RUNTIME = {
     "--adaptive auto changes nothing: with one stage there is no link to adapt": (
         "0 1 -m vit-digits --adaptive auto --dry-run"
     ),
-    "no weights at ViT-B_16-224.npz; save_model_weights.py fetches those of the known models": "0 1",
+    "no weights at ViT-B_16-224.npz; pipeedge fetch fetches those of the known models": "0 1",
     "vit-base is neither a known model nor a directory, and …": "0 1 -m vit-base",
     "… has no config.json: a model directory holds config.json and model.safetensors": "0 1 -m ./empty",
     "model_type 't5' is not supported; supported are …": "0 1 -m ./t5",
@@ -125,7 +125,7 @@ RUNTIME = {
     "--metrics-dir metrics: shard-rank0.csv exists already; choose another directory, or --csv-file-mode "
     "w to replace it or a to append to it": "0 1 -m vit-digits --metrics-dir metrics",
 }
-"""Command lines of ``runtime.py``."""
+"""Command lines of ``pipeedge run``."""
 
 
 for _quote, _line in RUNTIME.items():

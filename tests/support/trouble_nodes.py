@@ -64,7 +64,7 @@ def no_name(patch: Patch) -> str:
 
 @says(
     "--key old.pem: this key is of an earlier version and cannot sign those of nodes: make another with "
-    "pipeedge-key"
+    "pipeedge key"
 )
 def old_key(patch: Patch) -> str:
     return refused(lambda: Authority.of(Membership.from_text(make_key(), "--key old.pem")))

@@ -47,8 +47,8 @@ says = CASES.says
 
 
 @says(
-    "this processor has no instructions for bfloat16 …, so bfloat16 will be slow here; profiler.py --dtype "
-    "measures how slow"
+    "this processor has no instructions for bfloat16 …, so bfloat16 will be slow here; pipeedge profile "
+    "--dtype measures how slow"
 )
 def a_type_is_slow(patch: Patch) -> str:
     return slow_here(torch.bfloat16, torch.device("cpu"), {"avx2": True}) or ""
@@ -111,7 +111,7 @@ def other_traffic(patch: Patch) -> str:
 
 @says(
     "stage 0 (rank 0) is off by -75%: it was profiled with 512 tokens and the longest sentence here has 128: "
-    "profile several lengths (profiler.py --tokens)"
+    "profile several lengths (pipeedge profile --tokens)"
 )
 def lengths_differ(patch: Patch) -> str:
     return remark(measured_s=0.25, tokens=128, profiled=(512,))
@@ -152,7 +152,7 @@ def schedule(
     kinds: Mapping[str, Any] | None = None,
     devices: Any = None,
 ) -> str:
-    """Return the output of ``sched-pipeline`` on standard error."""
+    """Return the output of ``pipeedge schedule`` on standard error."""
     files = {
         "m.yml": {"m": model},
         "t.yml": kinds or {"board": kind},
@@ -340,7 +340,7 @@ def the_scheduler_is_not_installed(patch: Patch) -> str:
     return refused(find_executable)
 
 
-@says("sched-pipeline: a run with its data on b takes another plan (…): …; see --data-host b")
+@says("a run with its data on b takes another plan (…): …; see --data-host b")
 def a_run_plans_for_its_data(patch: Patch) -> str:
     return schedule(
         "--hosts", "b,a", model=MODEL | {"parameters_in": 10_000_000}, kind=KIND | {"mem_MB": 2000}
@@ -380,7 +380,7 @@ def a_simulated_run_loses_too_much(patch: Patch) -> str:
 
 
 def profile(line: str) -> str:
-    """Return the output of ``profiler.py`` until its measurements end or it fails."""
+    """Return the output of ``pipeedge profile`` until its measurements end or it fails."""
     told: list[str] = []
     command = parse_profiler(line.split())
     try:
@@ -467,7 +467,7 @@ def a_type_is_new(patch: Patch) -> str:
     return profile("--from-results -o profiler_results.yml -dt board -sm new.yml -sdt new_types.yml")
 
 
-@says("no measurement server at pi2:29600 (Connection refused); start 'profiler.py --serve-link' there")
+@says("no measurement server at pi2:29600 (Connection refused); start 'pipeedge profile --serve-link' there")
 def nobody_measures(patch: Patch) -> str:
     error = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     patch.setattr(socket, "create_connection", raising(error))

@@ -140,7 +140,7 @@ def a_host_is_named_twice(patch: Patch) -> str:
 
 
 def take_part(*options: str, types: Mapping[str, Any]) -> str:
-    """Return the output of ``revauct.py`` on rank 0."""
+    """Return the output of ``pipeedge auction`` on rank 0."""
     Path("am.yml").write_text(yaml.safe_dump({"m": MODEL}))
     Path("at.yml").write_text(yaml.safe_dump(types))
     line = ["0", "1", "-m", "m", "-sm", "am.yml", "-sdt", "at.yml", "--host", "a"]
@@ -158,7 +158,7 @@ def a_bidder_comes_late(patch: Patch) -> str:
     return verdict.failure.line
 
 
-@says("device type board has no profile of …; profile it (profiler.py)")
+@says("device type board has no profile of …; profile it (pipeedge profile)")
 def a_bidder_without_a_profile(patch: Patch) -> str:
     return take_part("-u", "2", types={"board": KIND})
 

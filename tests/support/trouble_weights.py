@@ -214,7 +214,7 @@ def weights_are_not_cached(patch: Patch) -> str:
     return refused(lambda: find_model("lab/model").load())
 
 
-@says("the weights of lab/model are not on this machine; save_model_weights.py fetches them, or a run does")
+@says("the weights of lab/model are not on this machine; pipeedge fetch fetches them, or a run does")
 def doctor_finds_no_cached_weights(patch: Patch) -> str:
     cache_without_weights(patch)
     request = parse_runtime(["0", "1", "-m", "lab/model"], Environment()).request
