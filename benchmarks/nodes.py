@@ -56,6 +56,8 @@ PORT = 8000
 LIMIT_S = 200.0
 REFINING_S = 60.0
 """Seconds under load in which a run finds out by how much its profiles are off."""
+_APART_S = 0.1
+"""Seconds without an answer that separate microbatches."""
 _NETWORK = 0x40000000
 """Constant CLONE_NEWNET of Linux's sched.h."""
 CLUSTER = """
@@ -75,7 +77,7 @@ class Boards:
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.typed = 0
         self.rounds = 1
-        """Number of times that the row about plans is repeated."""
+        """Number of times that the row about plans is repeated, its parts in turn."""
 
     def command(self, host: str, *words: str) -> list[str]:
         """Return the words that run a command of pipeedge on a host, as a user of that host."""
@@ -228,10 +230,24 @@ class Load:
             time.sleep(0.1)
 
     def rate(self, seconds: float) -> float:
-        """Return the answers per second over some time."""
+        """Return the answers per second over some time, from the start of one microbatch to that of another.
+
+        The answers of a microbatch come together. Counting from the middle of one to that of another would be
+        off by most of a microbatch, a tenth of all that come in these seconds.
+        """
         before, began = self.answered, time.monotonic()
-        time.sleep(seconds)
-        return (self.answered - before) / (time.monotonic() - began)
+        starts: list[tuple[float, int]] = []
+        answered, since = before, began
+        while time.monotonic() - began < seconds:
+            time.sleep(0.005)
+            if self.answered > answered:
+                if time.monotonic() - since > _APART_S:
+                    starts.append((time.monotonic(), answered))
+                answered, since = self.answered, time.monotonic()
+        if len(starts) < 3:
+            return (self.answered - before) / (time.monotonic() - began)
+        (first_s, first), (last_s, last) = starts[0], starts[-1]
+        return (last - first) / (last_s - first_s)
 
     def close(self) -> None:
         """Stop asking."""
@@ -241,43 +257,49 @@ class Load:
 
 
 def plan(found: Boards) -> dict[str, str]:
-    """Compare the plan from quick profiles with one from thorough ones, in turn."""
+    """Compare the plan from quick profiles, and the next one, with one from thorough profiles, in turn."""
     rates: dict[str, list[float]] = {"quick": [], "refined": [], "thorough": []}
-    stages = {}
+    stages: dict[str, list[str]] = {name: [] for name in rates}
+
+    def measure(name: str, *words: str) -> None:
+        with contextlib.suppress(SystemExit):
+            found.type("pi1", "down")
+        if name != "refined":  # which is planned with what the run before has measured
+            use_profiles(found, name, anew=name == "quick")
+        found.type("pi1", "up", found.model, *words)
+        load = Load(found)
+        load.rate(4)
+        rates[name].append(load.rate(30))
+        stages[name].append(stages_of(found))
+        if name == "quick":
+            load.rate(REFINING_S - 30)
+        load.close()
+
+    def show(name: str) -> str:
+        known = sorted(set(stages[name]), key=stages[name].index)
+        return f"{', '.join(f'{rate:.2f}' for rate in rates[name])}; {' or '.join(known)}"
+
+    def ratio(name: str) -> str:
+        each = [rate / whole for rate, whole in zip(rates[name], rates["thorough"], strict=True)]
+        cuts = {which: [re.sub(r"\w+: ", "", text) for text in stages[which]] for which in stages}
+        same = sum(one == other for one, other in zip(cuts[name], cuts["thorough"], strict=True))
+        every = ", ".join(f"{one:.3f}" for one in each)
+        return f"{statistics.median(each):.3f} ({every}); {same} of {len(each)} times the same cut"
+
     for number in range(found.rounds):
-        for name, words in (("quick", ()), ("thorough", ("--thorough",))):
-            with contextlib.suppress(SystemExit):
-                found.type("pi1", "down")
-            use_profiles(found, f"quick-{number}" if name == "quick" else name)
-            found.type("pi1", "up", found.model, *words)
-            rates[name].append(rate_of(found))
-            stages[name] = stages_of(found)
-            if name == "quick":  # and once more, planned with what that run has measured
-                load = Load(found)
-                load.rate(REFINING_S)
-                load.close()
-                found.type("pi1", "down")
-                found.type("pi1", "up", found.model)
-                rates["refined"].append(rate_of(found))
-                stages["refined"] = stages_of(found)
-    mean = {name: statistics.mean(rates[name]) for name in rates}
-    shown = {name: ", ".join(f"{rate:.2f}" for rate in rates[name]) for name in rates}
+        if number % 2:
+            measure("thorough", "--thorough")
+        measure("quick")
+        measure("refined")
+        if not number % 2:
+            measure("thorough", "--thorough")
     return {
-        "answers/s, quick profiles": f"{shown['quick']}; {stages['quick']}",
-        "planned again with what it has measured": f"{shown['refined']}; {stages['refined']}",
-        "answers/s, thorough profiles": f"{shown['thorough']}; {stages['thorough']}",
-        "quick against thorough (0.95)": f"{mean['quick'] / mean['thorough']:.3f}",
-        "refined against thorough (1.0)": f"{mean['refined'] / mean['thorough']:.3f}",
+        "answers/s, quick profiles": show("quick"),
+        "planned again with what it has measured": show("refined"),
+        "answers/s, thorough profiles": show("thorough"),
+        "quick against thorough, median (0.95)": ratio("quick"),
+        "refined against thorough, median (1.0)": ratio("refined"),
     }
-
-
-def rate_of(found: Boards) -> float:
-    """Return the answers per second of what is served now."""
-    load = Load(found)
-    load.rate(4)
-    rate = load.rate(15)
-    load.close()
-    return rate
 
 
 def stages_of(found: Boards) -> str:
@@ -319,8 +341,8 @@ def text(found: Boards) -> dict[str, str]:
     }
 
 
-def use_profiles(found: Boards, name: str) -> None:
-    """Let each node have the profiles of one name alone, and keep the others."""
+def use_profiles(found: Boards, name: str, *, anew: bool) -> None:
+    """Let each node have the profiles of one name alone, or none yet, and keep the others."""
     for host in HOSTS:
         home = found.directory / host / ".local/share/pipeedge"
         profiles, kept = home / "profiles", home / f"profiles-{name}"
@@ -328,6 +350,8 @@ def use_profiles(found: Boards, name: str) -> None:
             profiles.unlink()
         else:
             shutil.rmtree(profiles)
+        if anew:
+            shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(exist_ok=True)
         profiles.symlink_to(kept)
 
