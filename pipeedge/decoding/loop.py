@@ -29,6 +29,7 @@ class LocalDecoder:
         cuts: Number of layers in front of each cut, ascending.
         context: Longest sequence in tokens.
         sequences: Most sequences at a time.
+        slack: Number of positions by which a sequence may go back, and on with other tokens.
         threads: Number of threads, or None for torch's.
         variant: One of ``native.decoder_variants``, or None for the best.
     """
@@ -41,12 +42,13 @@ class LocalDecoder:
         cuts: Sequence[int] = (),
         context: int = 512,
         sequences: int = 1,
+        slack: int = 0,
         threads: int | None = None,
         variant: str | None = None,
     ) -> None:
         windows = model.config.own(DecoderOptions).windows
         self.context = context
-        self._window = max(windows)
+        self._window = max(windows) + slack if any(windows) else 0
         self._pool = PagePool(sequences * pages_of(context, PAGE)) if 0 in windows else None
         most = min(window_pages_of(self._window, PAGE), pages_of(context, PAGE)) if self._window else 0
         self._window_pool = PagePool(sequences * most) if self._window else None
@@ -84,6 +86,8 @@ class LocalDecoder:
         payload: tuple[torch.Tensor, ...] = (self.ends.embed(tokens, positions),)
         for stage in self.stages:
             payload = stage.step(sequences, payload, threads=self._threads, variant=self._variant)
+        for lists, position, own in rows:
+            lists.leave(position + len(own))
         return payload[0]
 
     def score(self, hidden: torch.Tensor) -> torch.Tensor:

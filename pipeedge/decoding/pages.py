@@ -324,6 +324,10 @@ class PageLists:
                 page = self.window_pages[index]
                 self.window_pages[index] = self._window_pool.keep(page, keys[index], step)
         self._kept = max(self._kept, position // self._page)
+        self.leave(position)
+
+    def leave(self, position: int) -> None:
+        """Give back the pages of windows that rows from ``position`` on do not reach."""
         if self._window_pool is not None:
             self._pass(position)
             self._window_pool.give_back(self._left)
