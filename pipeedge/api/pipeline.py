@@ -233,13 +233,15 @@ class Pipeline:
 
     def _take_part(self, queue: RequestQueue | StepQueue) -> None:
         """Run rank 0, in a thread of its own, until the queue ends or something fails."""
-        text = queue.state if isinstance(queue, StepQueue) else None
+        ends = DataEnds(queue, queue)
+        if isinstance(queue, StepQueue):
+            ends = DataEnds(queue, queue, text=queue.state, coming_bytes=queue.coming_bytes)
         try:
             run(
                 self._request,
                 _no_console,
                 log.warning,
-                lambda request, model: DataEnds(queue, queue, text=text),
+                lambda request, model: ends,
                 threads=self._threads,
             )
         except BaseException as error:

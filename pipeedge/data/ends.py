@@ -166,3 +166,5 @@ class DataEnds:
     """Lengths of the texts that are to be generated, or None if they are unknown, or none are."""
     text: Callable[[], TextState] | None = None
     """Function that returns how far the text is, where it is generated."""
+    coming_bytes: int = 0
+    """Memory that is going to be used besides what is used already, in bytes."""

@@ -7,9 +7,10 @@
 The first steps measure how long steps take, which the scheduler decides by; with a single answer there is
 nothing to decide.
 
-The thread that feeds takes the next step of the scheduler, and waits where there is none. The one that
-collects scores the rows that decide a token, and tells the scheduler at once. Whoever listens to a sequence
-is told afterwards, in that thread.
+The thread that feeds takes the next step of the scheduler, and waits where there is none. It also drafts
+tokens for the step, while others may ask, cancel and collect. The one that collects scores the rows that
+decide a token, and tells the scheduler at once. Whoever listens to a sequence is told afterwards, in that
+thread.
 
 All that decides a text is here: tokens, random numbers, penalties, structures, stop strings. So a new epoch
 computes once more what its stages have lost of the tokens of each sequence, and goes on behind the last one:
@@ -38,8 +39,10 @@ from pipeedge.base.payload import Payload, PixelTable, TensorSpec
 from pipeedge.base.wording import count
 from pipeedge.data.ends import QueueStream
 from pipeedge.data.source import Group, Microbatch, SkippedItem
+from pipeedge.decoding.drafting import Drafter
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.speculation import DraftedTokens
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 from pipeedge.models.decoder_ends import DecoderEnds
@@ -192,6 +195,7 @@ class StepQueue:
         seed: Seed of the run, for prompts without one of their own.
         measures: Whether the first steps measure how long steps take.
         proposals: Most proposed tokens of a sequence in a step; 0 for none.
+        drafter: Drafts tokens to propose, besides those of earlier text; None: nobody does.
         clock: Clock in seconds.
         changed: Wakes the threads that wait; None for one that belongs to the queue.
         make_scheduler: Makes what decides the rows of steps.
@@ -210,6 +214,7 @@ class StepQueue:
         seed: int = 0,
         measures: bool = True,
         proposals: int = 0,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
         changed: threading.Condition | None = None,
         make_scheduler: Callable[[StepLimits, CacheSize], StepScheduler] = StepScheduler,
@@ -234,6 +239,7 @@ class StepQueue:
         self._end_tokens = frozenset(end_tokens)
         self._seed = seed
         self._proposals = proposals
+        self._drafter = drafter
         self._clock = clock
         self._changed = threading.Condition() if changed is None else changed
         self._make_scheduler = make_scheduler
@@ -286,6 +292,7 @@ class StepQueue:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
                 self._scheduler = self._make_scheduler(limits, cache)
+                self._scheduler.draft = None if self._drafter is None else self._drafter.figures
                 self._trial = StepTrial(limits, cache) if self.measures else None
                 self._owners = owners
             else:
@@ -369,6 +376,11 @@ class StepQueue:
             raise RuntimeError("the bounds of steps are not known before the plan")
         return self._bounds
 
+    @property
+    def coming_bytes(self) -> int:
+        """Memory of drafts that is going to be used, in bytes."""
+        return 0 if self._drafter is None else self._drafter.cache_bytes
+
     # -- whoever asks -----------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, listener: Listener, *, choice: int = 0) -> int:
@@ -422,6 +434,7 @@ class StepQueue:
             scheduler, figures = self._scheduler, self.figures
             if scheduler is None:
                 return TextState()
+            draft = scheduler.draft
             return TextState(
                 waiting=scheduler.waiting,
                 running=scheduler.running,
@@ -436,6 +449,8 @@ class StepQueue:
                 kept_tokens=scheduler.kept_tokens,
                 proposed_tokens=scheduler.proposed_tokens,
                 accepted_tokens=scheduler.accepted_tokens,
+                drafted_tokens=0 if draft is None else draft.proposed_tokens,
+                accepted_drafted_tokens=0 if draft is None else draft.accepted_tokens,
                 pages=scheduler.cache.pages or scheduler.cache.window_pages,
                 free_pages=scheduler.free_pages,
                 kept_pages=scheduler.kept_pages,
@@ -479,22 +494,33 @@ class StepQueue:
     def wait_for_step(self, is_closed: Callable[[], bool]) -> StepGroup | None:
         """Wait for the next step; return None once the queue is drained.
 
+        What is to be drafted for it is drafted here, while others may ask, cancel and get results.
+
         Args:
             is_closed: Returns whether the caller is to wait no longer.
 
         Raises:
             Closed: It is not, or the run has ended.
         """
-        with self._changed:
-            while True:
-                if is_closed() or self._closed or self._scheduler is None or self._ends is None:
-                    raise Closed
-                if self._drains and not self._sequences:
-                    return None
-                step = self._next_step(self._scheduler)
-                if step is not None:
-                    return StepGroup((), step, self._ends)
-                self._changed.wait()
+        drafts: list[DraftedTokens] = []
+        while True:
+            with self._changed:
+                if self._scheduler is not None:
+                    self._scheduler.drafted(drafts)
+                while True:
+                    if is_closed() or self._closed or self._scheduler is None or self._ends is None:
+                        raise Closed
+                    if self._drains and not self._sequences:
+                        return None
+                    step = self._next_step(self._scheduler)
+                    if step is not None:
+                        return StepGroup((), step, self._ends)
+                    wanted, draft = self._scheduler.wanted_drafts, self._scheduler.draft
+                    if wanted and draft is not None:
+                        readers = frozenset(draft.readers)
+                        break
+                    self._changed.wait()
+            drafts = [] if self._drafter is None else self._drafter.draft(wanted, readers)
 
     def _next_step(self, scheduler: StepScheduler) -> DecodingStep | None:
         """Return the next step, or None if something has to happen before; the lock is held."""

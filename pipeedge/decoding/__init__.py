@@ -1,7 +1,8 @@
 """Generating text with the stages and ends of a decoder, without processes.
 
 pages        which pages of the cache each sequence has
-speculation  tokens that earlier text proposes, and how many of them pay
+speculation  tokens that earlier text or a small model proposes, and how many of them pay
+drafting     the small model
 steps        which rows the next step has
 loop         all layers in one process
 structure    a JSON schema, regular expression or grammar that an answer follows by structure_matching

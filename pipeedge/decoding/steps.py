@@ -33,7 +33,18 @@ from dataclasses import dataclass, field
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, window_pages_of
-from pipeedge.decoding.speculation import Acceptance, LoneSteps, PromptLookup, best_proposals
+from pipeedge.decoding.speculation import (
+    DraftedText,
+    DraftedTokens,
+    DraftFigures,
+    LoneSteps,
+    PromptLookup,
+    ProposalOffer,
+    Proposer,
+    WantedDraft,
+    best_offer,
+    best_proposals,
+)
 from pipeedge.decoding.step_times import StepTimes
 
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
@@ -211,9 +222,11 @@ class _Generated:
     reused: int = 0
     """Number of tokens that it found computed, before it yielded."""
     lookup: PromptLookup = field(default_factory=PromptLookup)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    drafted: DraftedText | None = None
     proposed: tuple[int, ...] = ()
     """Tokens that the step in flight verifies, while the sequence has its pages."""
+    proposer: Proposer | None = None
+    """Proposer of those."""
 
     @property
     def generates(self) -> bool:
@@ -296,6 +309,10 @@ class StepScheduler:
         """Number of proposed tokens that were verified."""
         self.accepted_tokens = 0
         """Number of those that were right."""
+        self.draft: DraftFigures | None = None
+        """Figures of the small model that drafts tokens, or None without one."""
+        self.wanted_drafts: list[WantedDraft] = []
+        """What is to be drafted, and told to ``drafted``, before there is a next step."""
         self._lone = LoneSteps()
         self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
@@ -370,16 +387,22 @@ class StepScheduler:
             InputError: The sequence can never fit the context or the cache.
         """
         self.check(len(tokens), most_tokens)
+        end, drafted = len(tokens) + most_tokens, None
+        if self.draft is not None:
+            drafted = DraftedText(self.draft, sequence, len(tokens), end)
         self._waiting[sequence] = _Generated(
-            sequence, list(tokens), len(tokens) + most_tokens, self._new_lists(), since=self._next
+            sequence, list(tokens), end, self._new_lists(), since=self._next, drafted=drafted
         )
 
     def next(self, now: float | None = None) -> DecodingStep | None:
         """Return the next step, or None if none can start before a step finishes or a sequence is added.
 
+        There is none either as long as something is to be drafted for it.
+
         Args:
             now: Time in seconds, by which to measure steps that are alone.
         """
+        self.wanted_drafts = []
         costs = self._decode_costs()
         groups = self.limits.best_groups(sum(costs)) if costs else self.limits.groups
         # Chunks wait for no token, so there may be one in every place. While others generate, only what is
@@ -411,6 +434,8 @@ class StepScheduler:
             chosen += self._choose_chunks(prompts, len(chosen), cost, usual)
             if not prompts and self.limits.proposals:
                 self._propose([one for one, _ in chosen], cost, groups)
+                if self.wanted_drafts:
+                    return None
         parts = tuple(self._part(one, rows) for one, rows in chosen)
         for one, _ in chosen:
             one.lists.moved(one.page_keys(self.cache.page, one.position), one.position, self._next)
@@ -427,6 +452,8 @@ class StepScheduler:
     def _propose(self, chosen: Sequence[_Generated], cost: float, groups: int) -> None:
         """Let the step verify proposed tokens of the sequences that generate, as many as pay.
 
+        What pays and has to be drafted is wanted then, instead.
+
         Args:
             chosen: Sequences of the step, with a row each.
             cost: Cost of those rows.
@@ -439,18 +466,43 @@ class StepScheduler:
             return
         # A refused row must not have moved a window, nor taken the page that another sequence waits for.
         stays = self._window_pool is not None or self.free_pages <= len(self._running)
+        times, row_cost = self._times_of_proposals(groups), cost / len(chosen)
+        offers = []
         for one in chosen:
             end = min(one.position + 1 + most, one.end - 1)
             if stays:
                 end = min(end, (one.position // page + 1) * page)
-            one.proposed = one.lookup.propose(one.tokens, max(0, end - one.position - 1))
-        candidates = [(one.acceptance.probability, len(one.proposed)) for one in chosen]
-        counts = best_proposals(candidates, cost, self._times_of_proposals(groups), cost / len(chosen))
-        for one, number in zip(chosen, counts, strict=True):
+            offers.append(self._choose_offer(one, max(0, end - one.position - 1), row_cost, times))
+        counts = best_proposals(offers, cost, times, row_cost)
+        for one, offer, number in zip(chosen, offers, counts, strict=True):
+            if number and offer.tokens is None and one.drafted is not None:
+                self.wanted_drafts += one.drafted.want(one.tokens, number)
+        if self.wanted_drafts:
+            return
+        for one, offer, number in zip(chosen, offers, counts, strict=True):
             end = one.lists.room(one.position + 1 + min(number, left))
             one.lists.reserve(end)
-            one.proposed = one.proposed[: end - one.position - 1]
+            one.proposed = (offer.tokens or ())[: end - one.position - 1]
             left -= len(one.proposed)
+
+    def _choose_offer(self, one: _Generated, most: int, cost: float, times: StepTimes) -> ProposalOffer:
+        """Return the better offer of up to ``most`` tokens for a sequence, and note whose it is."""
+        one.proposer, offer = one.lookup, one.lookup.offer(one.tokens, most)
+        # Before anything is measured, times are no seconds.
+        if one.drafted is not None and (self.limits.times is not _TIMES or self._lone.known):
+            other = one.drafted.offer(one.tokens, most)
+            if best_offer([offer, other], cost, times) is other:
+                one.proposer, offer = one.drafted, other
+        return offer
+
+    def drafted(self, drafts: Sequence[DraftedTokens]) -> None:
+        """Take the tokens that were drafted."""
+        for draft in drafts:
+            one = self._running.get(draft.sequence) or self._waiting.get(draft.sequence)
+            if one is not None and one.drafted is not None:
+                one.drafted.take(draft)
+            if self.draft is not None:
+                self.draft.note_times(draft)
 
     def _times_of_proposals(self, groups: int) -> StepTimes:
         """Return the times that count for proposals: without links, if the slowest place is always busy."""
@@ -506,7 +558,10 @@ class StepScheduler:
         """Append the tokens that a step has decided."""
         one.tokens += drawn
         proposed, accepted = len(one.proposed), min(len(drawn) - 1, len(one.proposed))
-        one.acceptance.note(proposed, accepted)
+        for proposer in (one.lookup, one.drafted):
+            if proposer is not None:
+                has = proposer is one.proposer
+                proposer.note(has * proposed, has * accepted)
         self.proposed_tokens += proposed
         self.accepted_tokens += accepted
         one.position += accepted
@@ -528,7 +583,9 @@ class StepScheduler:
         if one is not None:
             self._release(one)
         else:
-            self._waiting.pop(sequence, None)
+            one = self._waiting.pop(sequence, None)
+        if one is not None and one.drafted is not None:
+            one.drafted.forget()
 
     def reused_by(self, sequence: int) -> int:
         """Return how many tokens of a running sequence were not computed, as others had done it before."""
@@ -659,6 +716,8 @@ class StepScheduler:
         """Let a running sequence wait again, in front of all others."""
         del self._running[one.number]
         self._release(one)
+        if one.drafted is not None:
+            one.drafted.forget()
         one.yielded += 1
         self.yields += 1
         self._waiting[one.number] = one

@@ -117,6 +117,14 @@ class Vocabulary:
             self.backend.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
         ).encode()
 
+    def unlike_token(self, other: Vocabulary) -> int | None:
+        """Return the first token that stands for different pieces in both vocabularies, or None."""
+        mine, its = (
+            {number: piece for piece, number in one.backend.get_vocab().items()} for one in (self, other)
+        )
+        common = mine.keys() & its.keys()
+        return min((number for number in common if mine[number] != its[number]), default=None)
+
     def matcher(self, structure: Structure, end_tokens: Collection[int]) -> StructureMatcher:
         """Return what follows an answer through a structure.
 

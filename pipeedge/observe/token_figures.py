@@ -155,6 +155,8 @@ class TokenFigures:
             kept_tokens=state.kept_tokens,
             proposed_tokens=state.proposed_tokens,
             accepted_tokens=state.accepted_tokens,
+            drafted_tokens=state.drafted_tokens,
+            accepted_drafted_tokens=state.accepted_drafted_tokens,
         )
 
 
@@ -238,8 +240,12 @@ class TextResult:
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
     proposed_tokens: int = 0
-    """Number of tokens that were proposed from earlier text, and verified."""
+    """Number of tokens that were proposed, and verified."""
     accepted_tokens: int = 0
+    """Number of those that were right."""
+    drafted_tokens: int = 0
+    """Number of proposed tokens that a small model drafted; the others are from earlier text."""
+    accepted_drafted_tokens: int = 0
     """Number of those that were right."""
 
     def to_body(self) -> dict[str, Any]:
@@ -271,8 +277,12 @@ class TextState:
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
     proposed_tokens: int = 0
-    """Number of tokens that were proposed from earlier text, and verified."""
+    """Number of tokens that were proposed, and verified."""
     accepted_tokens: int = 0
+    """Number of those that were right."""
+    drafted_tokens: int = 0
+    """Number of proposed tokens that a small model drafted; the others are from earlier text."""
+    accepted_drafted_tokens: int = 0
     """Number of those that were right."""
     pages: int = 0
     free_pages: int = 0

@@ -354,9 +354,13 @@ def _text_lines(text: TextResult) -> Iterator[str]:
             yield f"{name:<11} {_seconds(times.p50)} median, {_seconds(times.p95)} at 95 %"
     sizes = ", ".join(f"{_format_amount(size)}B" for size in text.cache_bytes)
     yield f"{'cache':<11} {sizes} for contexts of {count(text.context, 'token')}"
-    if text.proposed_tokens:
-        share = f"{text.accepted_tokens / text.proposed_tokens:.0%}"
-        yield f"{'proposed':<11} {count(text.proposed_tokens, 'token')} from earlier text, {share} right"
+    drafted, right = text.drafted_tokens, text.accepted_drafted_tokens
+    for source, proposed, accepted in (
+        ("from earlier text", text.proposed_tokens - drafted, text.accepted_tokens - right),
+        ("drafted", drafted, right),
+    ):
+        if proposed:
+            yield f"{'proposed':<11} {count(proposed, 'token')} {source}, {accepted / proposed:.0%} right"
     if text.repeated_tokens or text.kept_tokens:
         again, partly = count(text.repeated_tokens, "token"), figure(text.partly_repeated_tokens)
         kept = figure(text.kept_tokens)

@@ -134,8 +134,19 @@ class GenerationRequest:
         "for none ({default})",
     )
 
+    draft: str | None = option(
+        None,
+        "--draft",
+        type=nonempty,
+        metavar="MODEL",
+        help="name, directory or GGUF file of a small decoder with the same tokens, which proposes tokens "
+        "too, on the data rank",
+    )
+
     def __post_init__(self) -> None:
         check_options(self)
+        if self.draft is not None and not self.speculate:
+            raise RequestError("--draft proposes tokens: leave out --speculate 0")
         if self.greedy and self.temperature:
             raise RequestError("give either --greedy or --temperature, not both")
 

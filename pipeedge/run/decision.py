@@ -80,7 +80,7 @@ def find_facts(context: RankContext, weights: str | None, data: DataEnds | None)
         items=source.total if source is not None else None,
         sizes=None if data is None else InputSizes(data.source.max_tokens, data.source.lengths, data.lengths),
         pixels=source.pixels if source is not None else None,
-        memory_bytes=available_bytes(),
+        memory_bytes=max(0, available_bytes() - (0 if data is None else data.coming_bytes)),
     )
 
 

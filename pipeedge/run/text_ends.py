@@ -34,12 +34,14 @@ from pipeedge.data.protected_files import check_written_outputs
 from pipeedge.data.source import SkippedItem
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.data.unfinished import Found
+from pipeedge.decoding.drafting import Drafter
 from pipeedge.decoding.generation import Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt, PromptMaker
 from pipeedge.decoding.sampling import Sampling
-from pipeedge.models.decoder import DecoderModel
+from pipeedge.decoding.vocabulary import Vocabulary
+from pipeedge.models.decoder import DecoderModel, find_decoder
 from pipeedge.request.config import RunRequest
-from pipeedge.request.files import STANDARD_OUTPUT
+from pipeedge.request.files import STANDARD_OUTPUT, InputRequest
 from pipeedge.request.generation import GenerationRequest
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 
@@ -101,6 +103,7 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
         notes=notes,
         lengths=_lengths(prompts, request.cache.context or model.max_tokens),
         text=queue.state,
+        coming_bytes=queue.coming_bytes,
     )
 
 
@@ -156,6 +159,8 @@ class TextMaker:
     """Seed of the run."""
     proposals: int
     """Most proposed tokens of a sequence in a step."""
+    draft: DecoderModel | None = None
+    """Small decoder that drafts tokens to propose."""
 
     @classmethod
     def open(cls, request: RunRequest, model: DecoderModel) -> TextMaker:
@@ -173,16 +178,52 @@ class TextMaker:
             request.generation.raw,
             model.max_tokens,
         )
-        return cls(maker, defaults.end_tokens, request.input.seed, request.generation.speculate)
+        draft = request.generation.draft
+        return cls(
+            maker,
+            defaults.end_tokens,
+            request.input.seed,
+            request.generation.speculate,
+            None if draft is None else _find_draft(draft, maker.vocabulary),
+        )
 
     def queue(self) -> StepQueue:
-        """Return a queue for the prompts."""
+        """Return a queue for the prompts.
+
+        Raises:
+            RequestError: The weights of the draft are missing or damaged.
+        """
+        drafter = None
+        if self.draft is not None:
+            vocab, context = self.prompts.vocabulary.tokens, self.prompts.context
+            drafter = Drafter(self.draft, vocab, context, self.end_tokens)
         return StepQueue(
             self.prompts.vocabulary,
             end_tokens=self.end_tokens,
             seed=self.seed,
             proposals=self.proposals,
+            drafter=drafter,
         )
+
+
+def _find_draft(name: str, vocabulary: Vocabulary) -> DecoderModel:
+    """Return the decoder that drafts tokens.
+
+    Raises:
+        RequestError: It is none, or has other tokens.
+    """
+    try:
+        draft = find_decoder(name)
+        own = open_vocabulary(draft, companion_directories(InputRequest(), draft))
+    except RequestError as error:
+        raise RequestError(f"--draft {name}: {error}") from None
+    unlike = vocabulary.unlike_token(own)
+    if unlike is not None:
+        raise RequestError(
+            f"--draft {name}: its token {unlike} is another one than that of {vocabulary.model_name}: give a "
+            "model with the same tokenizer"
+        )
+    return draft
 
 
 def open_served_text(request: RunRequest, model: DecoderModel) -> tuple[PromptMaker, StepQueue]:

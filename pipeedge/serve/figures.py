@@ -95,6 +95,13 @@ def _of_text(queue: TextState) -> Iterator[str]:
         ("kept_tokens_total", "counter", "Tokens not computed again after losses", queue.kept_tokens),
         ("proposed_tokens_total", "counter", "Tokens that were proposed and verified", queue.proposed_tokens),
         ("accepted_tokens_total", "counter", "Tokens of these that were right", queue.accepted_tokens),
+        ("drafted_tokens_total", "counter", "Proposed tokens that were drafted", queue.drafted_tokens),
+        (
+            "accepted_drafted_tokens_total",
+            "counter",
+            "Drafted tokens that were right",
+            queue.accepted_drafted_tokens,
+        ),
         ("yields_total", "counter", "Times that an answer gave its pages to older ones", queue.yields),
         ("cache_pages", "gauge", "Pages of the cache", queue.pages),
         ("cache_pages_free", "gauge", "Pages of the cache that no answer needs", queue.free_pages),

@@ -88,8 +88,9 @@ class HttpEnds:
         server = HttpServer(make_application(asker, watch, limits), listener)
         self._queue = queue
         sink = _ServedSink(queue, server, asker, lambda: self._warn(f"answers at {settings.url}"))
-        state = None if isinstance(queue, RequestQueue) else queue.state
-        return DataEnds(queue, sink, watcher=watch, text=state)
+        if isinstance(queue, RequestQueue):
+            return DataEnds(queue, sink, watcher=watch)
+        return DataEnds(queue, sink, watcher=watch, text=queue.state, coming_bytes=queue.coming_bytes)
 
     def drain(self) -> bool:
         """Answer what was accepted, refuse what comes now, and end. Also for handlers of signals.

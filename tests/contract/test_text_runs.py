@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import json
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -29,9 +30,11 @@ from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
+from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
-from pipeedge.run import phases, pipeline
+from pipeedge.request.generation import GenerationRequest
+from pipeedge.run import decision, phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
 
@@ -111,7 +114,10 @@ def test_answers_are_in_input_order_and_the_same_for_any_number_at_a_time(tmp_pa
     assert sum(texts[0]["cache_bytes"]) == 5 * texts[1]["cache_bytes"][0]
 
 
-def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("draft", [(), ("--draft", PUZZLES)])
+def test_answers_are_the_same_when_ranks_fail(
+    draft: Sequence[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two of four ranks are lost, one after the other; the second when all is computed once more."""
     ask = {"messages": [{"role": "user", "content": "Sort 5 2 9 1."}], "ignore_eos": True, "max_tokens": 90}
     digits = {"structured_outputs": {"regex": "[0-9]{30}"}}
@@ -128,7 +134,7 @@ def test_answers_are_the_same_when_ranks_fail(tmp_path: Path, monkeypatch: pytes
     cut = ("-pt", "1,5,6,8,9,13,14,16", "--timeout", 30, "--report", tmp_path / "report.json")
     (alone,) = run_ranks(1, *options, "--output", outputs[0])
     fail_layers(monkeypatch, {5: 40, 13: 75})
-    ranks = run_ranks(4, *options, *cut, "--output", outputs[1])
+    ranks = run_ranks(4, *options, *cut, "--output", outputs[1], own=draft)
     assert [alone.error, ranks[0].error] == [None, None]
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     again = [line for line in ranks[0].warnings if "tokens computed again" in line]
@@ -308,6 +314,46 @@ def test_what_a_decoder_cannot_do_is_one_line(options: Sequence[object], words: 
     assert isinstance(rank.error, PipeEdgeError)
     assert words in str(rank.error)
     assert rank.error.exit_code in (2, 3)
+
+
+def test_a_draft_is_refused_unless_its_tokens_are_those_of_the_model(tmp_path: Path) -> None:
+    def refused(*options: object) -> str:
+        (rank,) = run_ranks(1, "--prompt", "Spell a.", "--quiet", *options)
+        assert isinstance(rank.error, RequestError)
+        return str(rank.error)
+
+    other = shutil.copytree(PUZZLES, tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    pieces = tokenizer["model"]["vocab"]
+    pieces["a"], pieces["b"] = pieces["b"], pieces["a"]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    number = min(pieces["a"], pieces["b"])
+    assert refused("--draft", other) == (
+        f"--draft {other}: its token {number} is another one than that of {PUZZLES}: give a model with the "
+        "same tokenizer"
+    )
+    assert refused("--draft", "vit-digits").startswith("--draft vit-digits: vit-digits does not generate")
+    (other / "tokenizer.json").unlink()
+    assert refused("--draft", other).startswith(f"--draft {other}: no vocabulary for {other}")
+    with pytest.raises(RequestError, match=r"^--draft proposes tokens: leave out --speculate 0$"):
+        GenerationRequest(draft="llama-puzzles", speculate=0)
+
+
+def test_the_plan_leaves_room_for_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated: list[int] = []
+
+    def facts(*rest: Any, memory_bytes: int, **more: Any) -> Any:
+        stated.append(memory_bytes)
+        return rank_facts(*rest, memory_bytes=memory_bytes, **more)
+
+    monkeypatch.setattr(decision, "available_bytes", lambda: 10**9)
+    monkeypatch.setattr(decision, "rank_facts", facts)
+    for draft in ((), ("--draft", PUZZLES)):
+        (rank,) = run_ranks(1, "--prompt", "Spell a.", "--quiet", *draft)
+        assert rank.error is None
+    model = find_decoder(PUZZLES)
+    cache = 4 * 256 // 32 * model.page_bytes(LayerRange(0, model.n_layers), torch.int8)[0]
+    assert stated == [10**9, 10**9 - cache]
 
 
 def test_an_encoder_has_no_options_of_decoders() -> None:

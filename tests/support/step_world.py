@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from pipeedge.decoding.speculation import DraftedTokens, DraftFigures, WantedDraft
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 
 VOCABULARY = 1000
@@ -52,11 +53,14 @@ class StepWorld:
     Args:
         limits: Bounds of steps.
         cache: Pages.
+        places: Number of sequences whose tokens a small model can draft at a time; 0 without such a model.
     """
 
-    def __init__(self, limits: StepLimits, cache: CacheSize) -> None:
+    def __init__(self, limits: StepLimits, cache: CacheSize, places: int = 0) -> None:
         self.limits, self.cache = limits, cache
         self.scheduler = StepScheduler(limits, cache)
+        if places:
+            self.scheduler.draft = DraftFigures(limits.context - 3, places)
         self.alive: dict[int, Wanted] = {}
         self.finished: dict[int, Wanted] = {}
         self.flights: deque[DecodingStep] = deque()
@@ -81,6 +85,9 @@ class StepWorld:
     def step(self) -> bool:
         """Let all stages execute the next step, if there is one; return whether there is."""
         step = self.scheduler.next()
+        while step is None and self.scheduler.wanted_drafts:
+            self.scheduler.drafted([self._draft(one) for one in self.scheduler.wanted_drafts])
+            step = self.scheduler.next()
         if step is None:
             assert self.flights or not self.alive, "nothing is under way, and sequences wait"
             return False
@@ -112,6 +119,22 @@ class StepWorld:
             for part in step.parts:
                 self._read(part, turn, layers)
         return True
+
+    def _draft(self, wanted: WantedDraft) -> DraftedTokens:
+        """Draft tokens, of which some are wrong; after long prompts, none."""
+        one, figures = self.alive[wanted.sequence], self.scheduler.draft
+        assert wanted.tokens == one.tokens
+        assert figures is not None
+        assert wanted.sequence in figures.readers
+        assert len(figures.readers) <= figures.places
+        assert len(wanted.tokens) + wanted.most <= figures.context
+        guesses = Wanted(one.tokens, one.most, one.stops_after)
+        for _ in range(wanted.most if hash(one.tokens) % 7 else 0):
+            token = guesses.next_token(wanted.sequence)
+            guesses.drawn.append(token if hash(guesses.tokens) % 4 else token + 1)
+        return DraftedTokens(
+            wanted.sequence, len(one.tokens), tuple(guesses.drawn), len(one.tokens), token_s=0.1
+        )
 
     def finish(self) -> None:
         """Let the oldest step return with its tokens."""
@@ -177,6 +200,7 @@ class StepWorld:
         while self.flights:
             self.finish()
         assert self.scheduler.next() is None
+        assert self.scheduler.draft is None or not self.scheduler.draft.readers, "places are lost"
 
     def check(self) -> None:
         """Check what holds at all times."""

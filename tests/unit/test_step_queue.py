@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,11 +24,13 @@ from pipeedge.base.schedule import LayerRange
 from pipeedge.data import Microbatch
 from pipeedge.data.prompts import open_vocabulary
 from pipeedge.data.step_queue import StepQueue
+from pipeedge.decoding.drafting import Drafter
 from pipeedge.decoding.generation import AnswerTexts, Piece, WrittenAnswer
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.speculation import DraftedTokens, WantedDraft
 from pipeedge.decoding.structure import Structure
 from pipeedge.models.decoder import DecoderModel, find_decoder
 from pipeedge.models.dtypes import INT4
@@ -74,11 +76,16 @@ class Chain:
         measures: bool = False,
         proposals: int = 0,
         texts: AnswerTexts | None = None,
+        draft: DecoderModel | None = None,
     ) -> None:
         self.model, self.dtype, self.places = model, dtype, places
         # A clock that each look moves: the speed of the machine decides nothing.
         clock = itertools.count(0.0, 0.001).__next__
-        self.queue = StepQueue(texts or Numbers(), measures=measures, proposals=proposals, clock=clock)
+        # Drafts take no time, so that they always pay.
+        drafter = None if draft is None else Drafter(draft, model.config.vocab, CONTEXT, clock=lambda: 0.0)
+        self.queue = StepQueue(
+            texts or Numbers(), measures=measures, proposals=proposals, drafter=drafter, clock=clock
+        )
         self.ends = model.ends(dtype)
         self.plan(cuts, 4)
 
@@ -176,9 +183,13 @@ def test_tokens_are_those_of_one_process_for_drawn_cuts(family: str, tmp_path: P
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, INT4], ids=str)
 @pytest.mark.parametrize("family", ["llama3", "gemma3", "gpt2"])
 def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Every token is told once, and is that of a run without losses or proposals, whatever decides it."""
-    CASES[family].save(tmp_path)
-    model = find_decoder(tmp_path)
+    """Every token is told once, and is that of a run without losses or proposals, whatever decides it.
+
+    Drafts come from another model with the same tokens.
+    """
+    CASES[family].save(tmp_path / "model")
+    CASES["qwen3"].save(tmp_path / "other", seed=1)
+    model, other = find_decoder(tmp_path / "model"), find_decoder(tmp_path / "other")
     draw = random.Random(f"{family} {dtype}")
     options = [
         Sampling(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2),
@@ -194,8 +205,10 @@ def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Pa
         for choice in range(one.n)
     ]
 
-    def told(losses: Sequence[tuple[int, Sequence[int]]], proposals: int) -> list[Heard]:
-        chain = Chain(model, (5,), dtype, places=1, proposals=proposals)
+    def told(
+        losses: Sequence[tuple[int, Sequence[int]]], proposals: int, draft: DecoderModel | None = None
+    ) -> list[Heard]:
+        chain = Chain(model, (5,), dtype, places=1, proposals=proposals, draft=draft)
         heard = [Heard() for _ in asked]
         for (prompt, choice), listener in zip(asked, heard, strict=True):
             chain.queue.submit(prompt, listener, choice=choice)
@@ -203,12 +216,62 @@ def test_texts_go_on_behind_losses(family: str, dtype: torch.dtype, tmp_path: Pa
         state = chain.queue.state()
         assert state.repeated_tokens or not losses
         assert proposals or not state.proposed_tokens
+        assert (draft is None) == (not state.drafted_tokens)
         return heard
 
     usual = told((), 0)
     assert all(one.answer is not None for one in usual)
     losses = [(draw.randint(0, 14), sorted(draw.sample(range(1, model.n_layers), 2))) for _ in range(4)]
     assert told(losses, 6) == usual
+    assert told(losses, 6, other) == usual
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma3"])
+def test_a_model_drafts_for_itself_what_it_would_choose(family: str, tmp_path: Path) -> None:
+    CASES[family].save(tmp_path)
+    model = find_decoder(tmp_path)
+    chain = Chain(model, (5,), torch.int8, places=1, measures=True, proposals=6, draft=model)
+    options = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
+    draw = random.Random(family)
+    heard = [Heard() for _ in range(5)]
+    for item, listener in enumerate(heard):
+        tokens = tuple(draw.randrange(model.config.vocab) for _ in range(draw.randint(1, 80)))
+        chain.queue.submit(Prompt(tokens, options, item), listener)
+    chain.run()
+    assert all(one.answer is not None for one in heard)
+    state = chain.queue.state()
+    assert state.accepted_drafted_tokens == state.drafted_tokens > 100
+
+
+def test_nobody_waits_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While tokens are drafted, sequences come and go, and those that go are drafted for no more."""
+    model = find_decoder("llama-puzzles")
+    chain = Chain(model, (5,), places=1, measures=True, proposals=6, draft=model)
+    options = Sampling(temperature=0.0, max_tokens=30, ignore_eos=True)
+    drafts, go_on, draft = SimpleQueue[set[int]](), threading.Event(), Drafter.draft
+
+    def slow(
+        drafter: Drafter, wanted: Sequence[WantedDraft], readers: Collection[int]
+    ) -> list[DraftedTokens]:
+        drafts.put(set(readers))
+        assert go_on.wait(LIMIT_S)
+        return draft(drafter, wanted, readers)
+
+    monkeypatch.setattr(Drafter, "draft", slow)
+    given_up, other = Heard(), Heard()
+    first = chain.queue.submit(Prompt((50, 51), options), given_up)
+    runs = threading.Thread(target=chain.run, daemon=True)
+    runs.start()
+    assert drafts.get(timeout=LIMIT_S) == {first}
+    second = chain.queue.submit(Prompt((52, 53), options, 1), other)
+    chain.queue.cancel(first)
+    assert chain.queue.state().waiting == 1
+    go_on.set()
+    runs.join(LIMIT_S)
+    assert given_up.answer is None
+    assert other.answer is not None
+    assert [one.token for one in other.answer.drawn] == LocalDecoder(model).generate((52, 53), 30)
+    assert drafts.get(timeout=LIMIT_S) == {second}
 
 
 @pytest.mark.parametrize(
@@ -226,8 +289,8 @@ def test_proposals_change_no_answer(prompt: str, options: Sampling) -> None:
     vocabulary = open_vocabulary(model, (ROOT / "pipeedge" / "assets" / "llama-puzzles",))
     asked = Prompt(tuple(vocabulary.encode(prompt)), replace(options, max_tokens=40, n=2))
 
-    def answers(proposals: int) -> tuple[list[Heard], TextState]:
-        chain = Chain(model, (5,), places=1, proposals=proposals, texts=vocabulary)
+    def answers(proposals: int, draft: DecoderModel | None = None) -> tuple[list[Heard], TextState]:
+        chain = Chain(model, (5,), places=1, proposals=proposals, texts=vocabulary, draft=draft)
         heard = [Heard(), Heard()]
         for choice, listener in enumerate(heard):
             chain.queue.submit(asked, listener, choice=choice)
@@ -239,6 +302,10 @@ def test_proposals_change_no_answer(prompt: str, options: Sampling) -> None:
     assert found == usual
     assert all(one.answer is not None for one in found)
     assert state.proposed_tokens >= state.accepted_tokens > 0
+    assert state.drafted_tokens == 0
+    found, state = answers(8, model)
+    assert found == usual
+    assert state.drafted_tokens > 0
 
 
 @pytest.mark.parametrize("losses", [(), [(3, (4,))], [(9, ())]], ids=["none", "while measured", "later"])

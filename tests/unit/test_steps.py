@@ -43,10 +43,12 @@ class StepMachine(RuleBasedStateMachine):
         bottleneck=st.sampled_from([None, 0.3, 1.0]),
         attention=st.sampled_from([0.0, 0.1]),
         proposals=st.sampled_from([0, 3, 9]),
+        places=st.sampled_from([0, 1, 3]),
     )
-    def begin(self, cache: CacheSize, **limits: float) -> None:
+    def begin(self, cache: CacheSize, places: int, **limits: float) -> None:
         self.context = 44
-        self.world = StepWorld(StepLimits(context=self.context, **limits), cache)  # type: ignore[arg-type]
+        bounds = StepLimits(context=self.context, **limits)  # type: ignore[arg-type]
+        self.world = StepWorld(bounds, cache, places)
 
     @rule(
         beginning=st.integers(0, 2),
@@ -143,7 +145,7 @@ def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
         attention=0.05,
         proposals=6,
     )
-    world = StepWorld(limits, cache)
+    world = StepWorld(limits, cache, places=2)
     crowd(world, source, cases(25_000, part=25))
     world.drain()
     world.check()
@@ -152,6 +154,9 @@ def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
     assert scheduler.reused_tokens
     assert 0 < scheduler.accepted_tokens <= world.accepted
     assert scheduler.accepted_tokens < scheduler.proposed_tokens
+    draft = scheduler.draft
+    assert draft is not None
+    assert 0 < draft.accepted_tokens < draft.proposed_tokens < scheduler.proposed_tokens
 
 
 @pytest.mark.parametrize("cache", [CACHES[1], CACHES[2]])
