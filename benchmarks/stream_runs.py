@@ -135,6 +135,8 @@ class Run:
     """Further options of all prompts."""
     speculate: int = 0
     """Most proposed tokens of a step; random weights repeat themselves more than those of a trained model."""
+    draft: str | None = None
+    """Name or directory of a model that drafts tokens, or None."""
 
     def start(self, place: Path) -> list[subprocess.Popen[bytes]]:
         """Start all ranks."""
@@ -162,6 +164,7 @@ class Run:
             "--greedy",
             "--speculate",
             str(self.speculate),
+            *(() if self.draft is None else ("--draft", self.draft)),
         ]
         started = []
         for rank, board in enumerate(self.boards):

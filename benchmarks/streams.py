@@ -10,7 +10,8 @@
     paste      95 % quantile of the time between the tokens of seven others while a prompt of 4,096 tokens is
                computed, against the time before
     speculate  one answer at a time on 3 hosts with round trips of 10 ms: tokens a second with proposals
-               against without, where prompts have the answer, and where texts are of chance (root)
+               against without, where prompts have the answer, and where texts are of chance; with drafts
+               of the model itself in int8, of texts as it draws them and of chance (root)
     alone      one lone request over HTTP: time to the first token and between tokens, above those of a run
                without a server
     requests   requests to a server, of which a tenth is bad and a tenth leaves early: wrong answers, and
@@ -200,22 +201,28 @@ def speculate(args: argparse.Namespace, lines: Lines) -> None:
     """Compare answers one at a time on distant hosts with proposals and without."""
     words = ["house", "banana", "sparkle", "letters", "orchard", "meeting", "pepper", "silence"]
     spelled = [f"Spell {word}. {'-'.join(word)} Spell {word}. " for word in words]
-    tasks = {
-        "prompts with the answer": (spelled, {"ignore_eos": False}, 40, REPEATED_TARGET),
-        "texts of chance": (words, {"temperature": 5.0}, 40, UNLIKE_TARGET),
+    chance, drawn = {"temperature": 5.0}, {"temperature": 1.0}
+    tasks: dict[str, tuple[list[str], dict[str, Any], float, str | None]] = {
+        "prompts with the answer": (spelled, {"ignore_eos": False}, REPEATED_TARGET, None),
+        "texts of chance": (words, chance, UNLIKE_TARGET, None),
+        "drafts of the model itself": (words, drawn, REPEATED_TARGET, PUZZLES),
+        "drafts of texts of chance": (words, chance, UNLIKE_TARGET, PUZZLES),
     }
     with distant_hosts(3, ROUND_TRIP_S / 2) as hosts:
         all_boards = [Board(host=host, bed=hosts) for host in hosts.names]
-        for what, (asked, options, tokens, target) in tasks.items():
-            rates: dict[int, list[float]] = {0: [], PROPOSALS: []}
+        for what, (asked, options, target, draft) in tasks.items():
+            rates: list[list[float]] = [[], []]
             for _ in range(args.rounds):
-                for most, kept in rates.items():
-                    run = Run(PUZZLES, "float32", all_boards, asked, 1, tokens, (4, 4, 8), options, most)
+                for most, model, kept in zip((0, PROPOSALS), (None, draft), rates, strict=True):
+                    run = Run(PUZZLES, "float32", all_boards, asked, 1, 40, (4, 4, 8), options, most, model)
                     (found,) = run_all({args.scratch / "speculate": run})
                     kept.append(found["decode_tokens_per_s"])
-            without, proposed = map(statistics.median, rates.values())
+            without, proposed = map(statistics.median, rates)
             share = found["accepted_tokens"] / max(1, found["proposed_tokens"])
             said = f"{without:.1f} -> {proposed:.1f} tokens/s, {share:.0%} of proposed tokens right"
+            if draft is not None:
+                right = found["accepted_drafted_tokens"] / max(1, found["drafted_tokens"])
+                said += f", of the {found['drafted_tokens']:,} drafted ones {right:.0%}"
             lines.add(f"speculate, {what}", proposed / without, target, said)
 
 
