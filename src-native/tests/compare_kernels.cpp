@@ -178,6 +178,12 @@ void compare_codes(Draw draw, Digests* digests) {
   }
 }
 
+std::size_t count_forms() {
+  std::size_t count = 0;
+  while (decoder::best_variant().codings[count].name != nullptr) ++count;
+  return count;
+}
+
 /// Rows in a form of files with any codes, whose scales are of usual sizes.
 std::vector<std::uint8_t> coded_rows(const decoder::Coding& coding, std::size_t units, Draw* draw) {
   auto bytes = draw->many<std::uint8_t>(units * coding.bytes, [&] { return draw->byte(); });
@@ -201,36 +207,40 @@ std::vector<std::uint8_t> coded_rows(const decoder::Coding& coding, std::size_t 
   return bytes;
 }
 
+/// Adds what a stage keeps of the rows that `pack` writes to a matrix.
+template <typename Pack>
+void keep(std::size_t rows, std::size_t width, decoder::Type type, Bytes* bytes, const Pack& pack) {
+  decoder::Matrix matrix(type, rows, width);
+  pack(&matrix);
+  std::vector<std::uint8_t> kept(width / decoder::kGroup * decoder::kByteGroupBytes);
+  for (std::size_t row = 0; row < rows; ++row) {
+    matrix.store_row(row, kept.data());
+    bytes->add(kept);
+  }
+}
+
 /// The weights of rows of files, and what a stage keeps of them: from the rows, and rounded anew from their weights.
 void compare_forms(Draw draw, Digests* digests) {
-  const std::vector<decoder::Coding>& all = decoder::codings();
-  const decoder::Coding& coding = all[draw.below(all.size())];
-  const std::size_t rows = draw.size(3), width = coding.values;
-  const std::vector<std::uint8_t> given = coded_rows(coding, rows, &draw);
-  std::vector<float> weights(rows * width);
-  for (std::size_t row = 0; row < rows; ++row) {
-    coding.decode(given.data() + row * coding.bytes, weights.data() + row * width);
-  }
-  Bytes bytes;
-  bytes.add(weights);
-  const bool rounds = draw.below(4) == 0;  // to 4 bits, which takes long
-  for (const decoder::Type type : {decoder::Type::kInt8, decoder::Type::kInt4}) {
-    for (const bool anew : {false, true}) {
-      if (anew && type == decoder::Type::kInt4 && !rounds) continue;
-      decoder::Matrix matrix(type, rows, width);
-      if (anew) {
-        matrix.pack(0, rows, weights.data());
-      } else {
-        matrix.pack(0, rows, coding, given.data());
-      }
-      std::vector<std::uint8_t> kept(width / decoder::kGroup * decoder::kByteGroupBytes);
-      for (std::size_t row = 0; row < rows; ++row) {
-        matrix.store_row(row, kept.data());
-        bytes.add(kept);
-      }
+  const std::size_t forms = count_forms(), form = draw.below(forms), rows = draw.size(3);
+  const decoder::Coding& best = decoder::best_variant().codings[form];
+  const std::size_t width = best.values;
+  const std::vector<std::uint8_t> given = coded_rows(best, rows, &draw);
+  const bool rounds = draw.below(16) == 0;  // to 4 bits, which takes long
+  for (const decoder::Variant& variant : decoder::variants()) {
+    const decoder::Coding& coding = variant.codings[form];
+    std::vector<float> weights(rows * width);
+    for (std::size_t row = 0; row < rows; ++row) {
+      coding.decode(given.data() + row * coding.bytes, weights.data() + row * width);
     }
+    Bytes bytes;
+    bytes.add(weights);
+    for (const decoder::Type type : {decoder::Type::kInt8, decoder::Type::kInt4}) {
+      keep(rows, width, type, &bytes, [&](decoder::Matrix* matrix) { matrix->pack(0, rows, coding, given.data()); });
+      if (type == decoder::Type::kInt4 && !rounds) continue;
+      keep(rows, width, type, &bytes, [&](decoder::Matrix* matrix) { matrix->pack(0, rows, weights.data()); });
+    }
+    digests->add("forms", variant.name, std::string(coding.name) + " " + std::to_string(rows), bytes);
   }
-  digests->add("forms", "all", std::string(coding.name) + " " + std::to_string(rows), bytes);
 }
 
 /// The scores of some rows by the head of a decoder. Each row has the same bits alone.
@@ -308,7 +318,7 @@ void attend(Draw draw, std::ofstream* out) {
   problem.heads = draw.size(3);
   problem.head_size = attention::kHeadMultiple * draw.size(5);
   problem.items = draw.size(2);
-  problem.tokens = problem.rotated = draw.size(70);
+  problem.tokens = draw.size(70);
   const std::size_t count = problem.items * problem.tokens * problem.heads * problem.head_size;
   std::vector<Value> qkv;
   if (draw.maybe()) problem.reach = draw.size(40);
@@ -329,6 +339,7 @@ void attend(Draw draw, std::ofstream* out) {
   if (draw.maybe()) problem.bias = bias.data();
   if (draw.maybe()) problem.distances = distances.data();
   if (draw.maybe()) {
+    problem.rotated = problem.tokens;
     problem.cosines = cosines.data();
     problem.sines = sines.data();
   }
