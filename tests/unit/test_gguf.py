@@ -304,7 +304,22 @@ def test_index_that_cannot_be_right_is_refused(
     assert "\n" not in found
 
 
-def test_scale_that_is_not_finite_is_refused(puzzles: Path, tmp_path: Path) -> None:
+def test_several_readers_give_the_same_weights(puzzles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = find_decoder(puzzles), []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        read: list[int] = []
+        model.stage(dtype=torch.int8, pages=1, progress=read.append)
+        found.append((scores_of(puzzles, torch.int8, TOKENS), sum(read)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_scale_that_is_not_finite_is_refused(
+    threads: int, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     path, data = tmp_path / "model.gguf", bytearray(puzzles.read_bytes())
     start = read_gguf_header(puzzles).tensors["blk.2.ffn_up.weight"].start
     data[start + 34 : start + 36] = np.array([np.nan], "<f2").tobytes()

@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -214,7 +217,7 @@ class DecoderStage:
         return found
 
     def load(self, file: WeightsFile, progress: Callable[[int], object] = lambda _: None) -> DecoderStage:
-        """Read the weights of the stage from ``file``, one tensor at a time; return the stage.
+        """Read the weights of the stage from ``file``, one tensor at a time or several; return the stage.
 
         ``progress`` is called with the number of values of each piece.
 
@@ -229,25 +232,38 @@ class DecoderStage:
                 self._native.widen(layer // LAYERS_PER_BLOCK - self._first_block, matrix)
         for filling in fillings:
             check_coding(filling, file, self.dtype)
-            self._read(filling, shapes[filling.parameter].shape, file, progress)
+        blocks = [list(block) for _, block in groupby(fillings, self._block_of)]
+        threads = torch.get_num_threads()
+        readers = min(threads, len(blocks)) if file.several_readers else 1
+        lock = Lock()
+
+        def advance(values: int) -> None:
+            with lock:
+                progress(values)
+
+        def read(block: Iterable[Filling]) -> None:
+            for filling in block:
+                shape = shapes[filling.parameter].shape
+                with finite_codes(filling, file):
+                    for part in read_rows(filling, shape, file, advance):
+                        self._put(filling, part, threads // readers)
+
+        # Readers do not wait for each other after each part, as threads that pack one do.
+        if readers > 1:
+            with ThreadPoolExecutor(readers) as pool:
+                for _ in pool.map(read, blocks):
+                    pass
+        else:
+            read(fillings)
         return self
 
-    def _read(
-        self,
-        filling: Filling,
-        shape: Sequence[int],
-        file: WeightsFile,
-        progress: Callable[[int], object],
-    ) -> None:
-        """Read a parameter. The buffer of its rows is given back before that of the next one is needed."""
-        _, number, module, kind = filling.parameter.split(".")
-        block = int(number) // LAYERS_PER_BLOCK - self._first_block
-        with finite_codes(filling, file):
-            for part in read_rows(filling, shape, file, progress):
-                self._put(block, module, kind, part)
+    def _block_of(self, filling: Filling) -> int:
+        """Return the number of the block of the stage that has a parameter."""
+        return int(filling.parameter.split(".")[1]) // LAYERS_PER_BLOCK - self._first_block
 
-    def _put(self, block: int, module: str, kind: str, part: TensorRows) -> None:
-        """Hand rows of a parameter on to native code."""
+    def _put(self, filling: Filling, part: TensorRows, threads: int) -> None:
+        """Hand rows of a parameter on to native code, which packs them in so many threads."""
+        block, (module, kind) = self._block_of(filling), filling.parameter.split(".")[2:]
         row, values = part.row, part.values
         options = self.architecture.own(DecoderOptions)
         width, size = self.architecture.hidden, self.architecture.width_of_head
@@ -260,18 +276,19 @@ class DecoderStage:
         if module == "gate_up":
             inner = self.architecture.intermediate
             gate = max(0, inner - row)  # rows of the gate, which come first
-            self._fill(block, "gate", kind, TensorRows(row, values[:gate], part.coding))
-            self._fill(block, "up", kind, TensorRows(max(0, row - inner), values[gate:], part.coding))
+            self._fill(block, "gate", kind, TensorRows(row, values[:gate], part.coding), threads)
+            self._fill(
+                block, "up", kind, TensorRows(max(0, row - inner), values[gate:], part.coding), threads
+            )
             return
         queries, keys = self.architecture.heads * size, options.kv_heads * size
         places = {"q": ("qkv", 0), "k": ("qkv", queries), "v": ("qkv", queries + keys)}
         name, first = places.get(module, (module, 0))
-        self._fill(block, name, kind, TensorRows(first + row, values, part.coding))
+        self._fill(block, name, kind, TensorRows(first + row, values, part.coding), threads)
 
-    def _fill(self, block: int, name: str, kind: str, part: TensorRows) -> None:
+    def _fill(self, block: int, name: str, kind: str, part: TensorRows, threads: int) -> None:
         name = name if kind == "weight" else f"{name}_bias"
         if len(part.values):
-            threads = torch.get_num_threads()
             self._native.fill(block, name, part.row, part.array, threads=threads, coding=part.coding)
 
     def checked_inputs(
@@ -422,7 +439,8 @@ def read_rows(
     for source in filling.sources:
         coding = file.coding(source.name)
         row_bytes = math.prod(shape[1:]) * (2 if coding is None else _VALUE_BYTES[coding])
-        together = max(1, int(_PART_BYTES / row_bytes) // _TOGETHER) * _TOGETHER
+        part_bytes = _PART_BYTES / (2 if file.several_readers else 1)  # each has a part
+        together = max(1, int(part_bytes / row_bytes) // _TOGETHER) * _TOGETHER
         for part in (file.read_rows if coding is None else file.read_coded)(source.name, together):
             as_it_is = coding is not None or (part.dtype is torch.bfloat16 and part.dim() > 1)
             yield TensorRows(row, part if as_it_is else part.to(torch.float32), coding)

@@ -84,6 +84,11 @@ class WeightsFile(ABC):
     def names(self) -> Collection[str]:
         """Names of all tensors."""
 
+    @property
+    def several_readers(self) -> bool:
+        """Whether several threads may, and had better, read different tensors at the same time."""
+        return False
+
     @abstractmethod
     def entry(self, name: str) -> TensorEntry:
         """Return the shape and number type of one tensor, from the header alone."""

@@ -67,6 +67,11 @@ class GgufFile(WeightsFile):
         number_type = "float32" if self.coding(name) else _PLAIN.get(form)
         return TensorEntry(tensor.shape, number_type, form)
 
+    @property
+    def several_readers(self) -> bool:
+        """Whether several threads may read it. To convert numbers, each would have torch start others."""
+        return self.stored_dtype != "float32"
+
     @cached_property
     def stored_dtype(self) -> str:
         """Number type for most of the weights of blocks: with the least loss, then with the fewest bits."""
