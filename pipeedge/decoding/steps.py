@@ -672,7 +672,7 @@ class StepScheduler:
         """
         free = 0 if self._pool is None else self._pool.free
         state = (one.number, free, self._window_reserved)
-        if self._refused == state:
+        if self._running and self._refused == state:
             return False
         page, need = self.cache.page, self._window_need(one.end)
         self._share(one)

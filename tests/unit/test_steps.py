@@ -430,3 +430,14 @@ def test_a_text_waits_until_there_is_room_beside_the_prompts_of_others() -> None
     assert (world.scheduler.running, world.scheduler.waiting) == (1, 1)
     world.drain()
     assert world.scheduler.yields == 0
+
+
+def test_a_sequence_that_waited_for_pages_runs_once_it_is_alone() -> None:
+    scheduler = StepScheduler(StepLimits(context=40), CacheSize(pages=2, page=PAGE))
+    for number in range(2):
+        scheduler.add(number, [number] * (PAGE + 1), 1)
+    for number in range(2):
+        step = scheduler.next()
+        assert step is not None
+        assert [part.sequence for part in step.parts] == [number]
+        scheduler.finished(step.number, {number: [1]})
