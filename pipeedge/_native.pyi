@@ -348,12 +348,24 @@ class DecoderStage:
             ValueError: the stage has no such matrix.
         """
 
-    def adopt(self, block: int, other: DecoderStage, others_block: int) -> None:
-        """Use a whole block of another stage, weights and cache, in place of an own one.
+    def adopt(self, layer: int, other: DecoderStage, others_layer: int) -> None:
+        """Use a layer of another stage, weights and cache, in place of an own one.
+
+        Both count from the first layer of their first block.
 
         Raises:
-            ValueError: a stage does not have the whole block, or they do not fit each other.
+            ValueError: a stage does not have the layer, or they do not fit each other.
         """
+
+    def read_page(self, first: int, blocks: int, page: int, values: npt.NDArray[np.uint8]) -> None:
+        """Copy the keys and values of a page, of those of some blocks that have a cache, to ``values``.
+
+        Raises:
+            ValueError: there is no such block or page, a block has a window, or ``values`` has another size.
+        """
+
+    def write_page(self, first: int, blocks: int, page: int, values: npt.NDArray[np.uint8]) -> None:
+        """Replace what ``read_page`` copies; errors are the same."""
 
     def step(
         self,
@@ -377,6 +389,10 @@ class DecoderStage:
 
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of a block."""
+
     @property
     def weight_bytes(self) -> int: ...
 

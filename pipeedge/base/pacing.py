@@ -8,13 +8,23 @@ the other threads of the same process, whatever their priorities.
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SlowedWork"]
+__all__ = ["SlowedWork", "give_way"]
 
+_LOWEST_PRIORITY = 19
 _MOST_STRETCHED = 10.0
 """Largest ratio of a step's time to its processor time that counts as work; the rest waits for a disk."""
+
+
+def give_way() -> None:
+    """Let the present thread have the processor only while nobody else wants it, where that is possible."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 class SlowedWork:

@@ -30,7 +30,6 @@ __all__ = [
     "StagePlan",
     "check_bits",
     "check_dtype",
-    "shared_blocks",
 ]
 
 BIT_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16)
@@ -78,6 +77,10 @@ class LayerRange:
     def __str__(self) -> str:
         return f"{self.first}-{self.last}"
 
+    def shared(self, other: LayerRange) -> range:
+        """Return the layers, from 0, that are in both ranges."""
+        return range(max(self.start, other.start), min(self.stop, other.stop))
+
     @property
     def named(self) -> str:
         """Name of the range for use in a sentence: ``layers 1-24``, ``layer 48``."""
@@ -102,11 +105,6 @@ def check_dtype(dtype: str, where: str) -> None:
     """
     if dtype not in DTYPES:
         raise ScheduleError(f"{where}: {dtype!r} is not a number type; choose one of {', '.join(DTYPES)}")
-
-
-def shared_blocks(one: LayerRange, other: LayerRange, size: int) -> range:
-    """Return the numbers of the blocks of ``size`` layers all of which are in both ranges."""
-    return range(-(-max(one.start, other.start) // size), min(one.stop, other.stop) // size)
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,8 @@ class Causes:
         """Lines about links that broke, and about standstills."""
         self.ranks: list[int] = []
         """Ranks that were lost since the last plan, those without a part in it too."""
+        self.copied: dict[int, Raw] = {}
+        """What each rank has copied of the state of others when it stopped."""
 
     @property
     def line(self) -> str:

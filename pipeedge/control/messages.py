@@ -171,6 +171,8 @@ class Stopped(Message, frozen=True):
     epoch: Positive
     written: Count | None = None
     """Lowest number of a microbatch that is not written; None from ranks that write none."""
+    copied: Raw = Raw(b"null")
+    """What a standby has copied of the state of others, for whoever makes the next plan; null if nothing."""
 
 
 class Record(Message, frozen=True):

@@ -7,7 +7,7 @@ The table of ``epochs`` says what follows from one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Raw
 
@@ -31,6 +31,8 @@ class Wanted:
     """Reason why the last epoch ended, for the user."""
     lost: tuple[int, ...]
     """Ranks that were lost since the last plan, those without a part in it too."""
+    copied: Mapping[int, Raw] = field(default_factory=dict)
+    """What each rank has copied of the state of others when it stopped, as it has said."""
 
 
 class Plans:
@@ -56,7 +58,13 @@ class Plans:
         if self.epochs.step is not Step.PLANNING or self._unfit == self._may_take_part():
             return None
         causes = self.epochs.causes
-        return Wanted(self.roster.members, self.roster.agreed_facts(), causes.line, tuple(causes.ranks))
+        return Wanted(
+            self.roster.members,
+            self.roster.agreed_facts(),
+            causes.line,
+            tuple(causes.ranks),
+            dict(causes.copied),
+        )
 
     def snapshot(self) -> RunSnapshot | None:
         """Return what is known of the run; None before its plan and after its end."""

@@ -179,6 +179,7 @@ class RankMessages:
         self.epochs.attempts.strike_off((stopped.epoch, rank))
         if rank == self.roster.data_rank and stopped.written is not None:
             self.losses.faults.note_written(stopped.written, self.epochs.epoch)
+        self.epochs.causes.copied[rank] = stopped.copied
         return self.epochs.settle(now)
 
     def take_broken_link(self, rank: int, lost: LinkLost, now: float) -> Outgoing:

@@ -125,7 +125,7 @@ class StepGroup(Group):
             )
             for part in parts
         ]
-        pack_rows(rows, table, self.step.layers, kind=int(self.step.reads_prompt))
+        pack_rows(rows, table, self.step.layers, kind=int(self.step.reads_prompt), number=self.step.number)
         return StepBatch(payload, (), (), (self.step.number,), step=self.step)
 
 

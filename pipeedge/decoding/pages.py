@@ -22,11 +22,12 @@ import hashlib
 import heapq
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pipeedge.base.errors import RequestError
 from pipeedge.base.wording import count
 
-__all__ = ["PageLists", "PagePool", "page_key", "pages_of", "window_pages_of"]
+__all__ = ["LostLayers", "PageLists", "PagePool", "page_key", "pages_of", "window_pages_of"]
 
 
 def pages_of(positions: int, page: int) -> int:
@@ -51,6 +52,34 @@ def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
         tokens: Tokens of the page.
     """
     return hashlib.blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class LostLayers:
+    """Layers that have lost what they had in their pages: those up to the last one, which all others feed."""
+
+    layers: int
+    """Number of layers of the model."""
+    lost: int
+    """Number of layers, from the first, that have lost all pages."""
+    copies: Sequence[tuple[int, Sequence[int]]] = ()
+    """Numbers of layers, from the first, the last of which have pages only as far as these were copied: for
+    each page, step before which it has to be full; 0 if it was not copied."""
+
+    @property
+    def all(self) -> bool:
+        """Whether the last layer has lost all pages."""
+        return self.lost >= self.layers
+
+    def of(self, page: int, filled: int) -> int:
+        """Return how many layers, from the first, have lost a page.
+
+        Args:
+            page: The page.
+            filled: Step that has filled it.
+        """
+        missing = [stop for stop, until in self.copies if page >= len(until) or until[page] <= filled]
+        return max([self.lost, *missing])
 
 
 class PagePool:
@@ -153,19 +182,20 @@ class PagePool:
         """Return how many layers, from the first, have lost a page; 0 if it is not stale."""
         return self._stale.get(page, 0)
 
-    def restart(self, size: int, step: int, lost: int) -> None:
+    def restart(self, size: int, step: int, lost: LostLayers) -> None:
         """Go on with kept pages, to which nobody refers any longer.
 
         Args:
             size: Number of pages from now on; others are gone.
             step: First step that has no result: what steps from there on have filled is gone.
-            lost: Number of layers, from the first, that have lost all pages.
+            lost: Layers that have lost pages.
         """
         for page in tuple(self._keys):
-            if page >= size or self._filled[page] >= step:
+            stale = max(lost.of(page, self._filled[page]), self.lost_layers(page))
+            if page >= size or self._filled[page] >= step or stale >= lost.layers:
                 self._forget(page)
-            elif lost:
-                self._stale[page] = max(lost, self.lost_layers(page))
+            elif stale:
+                self._stale[page] = stale
         self.size = size
         self._references = [0] * size
         self._unused = {page: None for page in self._unused if page in self._keys}

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
-from pipeedge.decoding.pages import PageLists, PagePool, page_key, pages_of, window_pages_of
+from pipeedge.decoding.pages import LostLayers, PageLists, PagePool, page_key, pages_of, window_pages_of
 from pipeedge.decoding.speculation import (
     DraftedText,
     DraftedTokens,
@@ -592,7 +592,7 @@ class StepScheduler:
         one = self._running.get(sequence)
         return 0 if one is None else one.reused
 
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         """Forget all steps in flight, and what lost stages had in their caches.
 
         Sequences go on behind the tokens that were drawn. Full pages are kept if all steps that have filled
@@ -601,7 +601,7 @@ class StepScheduler:
         Args:
             limits: Bounds of steps from now on, with the same context.
             cache: Pages of every block from now on.
-            lost: Number of layers, from the first, that have lost their caches; None if all have.
+            lost: Layers that have lost their caches; None if all have.
 
         Raises:
             InputError: One of the sequences can no longer fit the context or the cache.
@@ -616,7 +616,7 @@ class StepScheduler:
         for one in self._waiting.values():
             one.lists.give_back()
         self._forget_pages()
-        if lost is not None and before is not None and self._pool is not None:
+        if lost is not None and not lost.all and before is not None and self._pool is not None:
             before.restart(cache.pages, min(flights, default=self._next), lost)
             self._pool = before
         for one in self._waiting.values():

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
 
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan, shared_blocks
+from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
-from pipeedge.models.architecture import LAYERS_PER_BLOCK
+from pipeedge.plan.cache_owners import CopiedPages, Standby
 from pipeedge.plan.placing import PlacedStage, Placing
 
 __all__ = ["Held", "Survivor", "loaded_by", "smallest_change"]
@@ -48,17 +48,16 @@ class Survivor:
 
 
 class Held:
-    """Layers that the ranks have loaded, as far as rank 0 knows.
+    """Layers that the ranks have loaded, as far as rank 0 knows."""
 
-    Args:
-        block: Number of layers of a block, which a rank keeps only if it has all of them before and after.
-    """
-
-    def __init__(self, block: int = LAYERS_PER_BLOCK) -> None:
-        self._block = block
+    def __init__(self) -> None:
         self._stages: dict[int, StagePlan] = {}
         self._since: dict[int, dict[int, int]] = {}
         """Plan since which each rank of the latest plan has had each of its layers in every plan."""
+        self._standbys: dict[int, Standby] = {}
+        """What each standby of the latest plan holds; the first, if it has layers of several stages."""
+        self._copies: dict[int, tuple[CopiedPages, ...]] = {}
+        """Copies that each rank has, of layers that it may take or has taken."""
 
     def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
         """Return, for each layer, since which plan its rank has had it in every plan.
@@ -77,35 +76,55 @@ class Held:
     def _kept(self, stage: StagePlan) -> range:
         """Return the layers of a stage that its rank keeps."""
         known = self._stages.get(stage.rank)
-        if known is None or known.dtype != stage.dtype:
-            return range(0)
-        if known.layers == stage.layers:
-            return range(stage.layers.start, stage.layers.stop)
-        blocks = shared_blocks(known.layers, stage.layers, self._block)
-        return range(blocks.start * self._block, blocks.stop * self._block)
+        return range(0) if known is None or known.dtype != stage.dtype else known.layers.shared(stage.layers)
 
-    def loads(self, schedule: Schedule, number: int) -> None:
+    def copied(self, rank: int, copies: Sequence[CopiedPages]) -> None:
+        """Note what a rank that has stopped has copied of the state of others."""
+        new = {one.layers for one in copies}
+        known = (one for one in self._copies.get(rank, ()) if one.layers not in new)
+        self._copies[rank] = (*known, *copies)
+
+    def copies(self, schedule: Schedule) -> tuple[CopiedPages, ...]:
+        """Return the copies with which the ranks of a schedule take its layers."""
+        return tuple(one for stage in schedule.stages for one in self._taken(stage))
+
+    def _taken(self, stage: StagePlan) -> Iterator[CopiedPages]:
+        for one in self._copies.get(stage.rank, ()):
+            used = one.layers.shared(stage.layers)
+            if used and one.dtype == stage.dtype:
+                yield replace(one, layers=LayerRange(used.start, used.stop))
+
+    def loads(self, schedule: Schedule, number: int, standbys: Sequence[Standby] = ()) -> None:
         """Note that the ranks of a schedule load their layers, in place of what they had.
 
         Args:
             schedule: The schedule.
             number: Number of its plan.
+            standbys: Its standbys.
         """
+        self._standbys = {one.rank: one for one in reversed(standbys)}
+        self._copies = {stage.rank: tuple(self._taken(stage)) for stage in schedule.stages}
         since = self.since(schedule, number)
         self._since = {
             stage.rank: {layer: since[layer] for layer in range(stage.layers.start, stage.layers.stop)}
             for stage in schedule.stages
         }
+        spares = set(self._standbys) - set(schedule.ranks)  # they free what they had
+        self._stages = {rank: stage for rank, stage in self._stages.items() if rank not in spares}
         self._stages |= {stage.rank: stage for stage in schedule.stages}
 
     def forget(self, rank: int) -> None:
         """Note that another process has the number ``rank``, or none."""
-        self._stages.pop(rank, None)
-        self._since.pop(rank, None)
+        for known in (self._stages, self._since, self._standbys, self._copies):
+            known.pop(rank, None)
 
     def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
         """Return a rank that is left, with what it has loaded."""
-        return Survivor.holding(rank, room_bytes, host, self._stages.get(rank))
+        survivor = Survivor.holding(rank, room_bytes, host, self._stages.get(rank))
+        standby = self._standbys.get(rank)
+        if survivor.holds is not None or standby is None:
+            return survivor
+        return replace(survivor, holds=standby.layers, dtype=standby.dtype)
 
 
 def loaded_by(survivors: Sequence[Survivor], names: Sequence[str]) -> Placing:

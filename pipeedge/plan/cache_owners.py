@@ -7,6 +7,9 @@
 A layer has its cache as long as one process has held it in every plan. Rank 0 numbers the plans and
 says since which one that is so. The data rank compares with the last plan for which it has made steps: plans
 between the two have run nothing.
+
+A *standby* is a rank that holds layers of another one, too, with copies of full pages. When it takes these
+layers, rank 0 says which pages were copied when the plan ended whose steps have filled them.
 """
 
 from __future__ import annotations
@@ -14,9 +17,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeedge.base.fields import Count, Name
 from pipeedge.base.schedule import LayerRange
+from pipeedge.decoding.pages import LostLayers
 
-__all__ = ["CacheOwner", "CacheOwners"]
+__all__ = ["CacheOwner", "CacheOwners", "CopiedPages", "Standby"]
+
+
+@dataclass(frozen=True)
+class Standby:
+    """A rank that holds layers of a stage of another one, too, in case that is lost."""
+
+    rank: Count
+    layers: LayerRange
+    dtype: Name
+
+
+@dataclass(frozen=True)
+class CopiedPages:
+    """Copies of pages of some layers that a standby has."""
+
+    layers: LayerRange
+    dtype: Name
+    """Number type of the weights."""
+    plan: Count
+    """Number of the plan whose stages were copied."""
+    until: tuple[Count, ...]
+    """For each page, step before which it has to be full for its copy to be good; 0 without a copy."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +69,32 @@ class CacheOwners:
     number: int
     """Number of the plan."""
     stages: Sequence[CacheOwner]
+    copies: Sequence[CopiedPages] = ()
+    """Copies with which ranks have taken layers of others."""
 
-    def lost_since(self, before: CacheOwners | None) -> int | None:
-        """Return how many layers, from the first, have to compute again what they had in a plan before.
-
-        That is up to the last one that has lost its cache, as its input comes from all others.
+    def lost_since(self, before: CacheOwners | None) -> LostLayers:
+        """Return which layers have lost what they had in a plan before.
 
         Args:
             before: The last plan for which steps were made, or None if there is none.
-
-        Returns:
-            The number of layers, 0 if all stages have their cache, or None for all layers.
         """
+        layers = self.stages[-1].layers.stop
         if before is None:
-            return None
+            return LostLayers(layers, layers)
         had = {layer: (one.rank, one.dtype) for one in before.stages for layer in one.numbers}
-        lost = 0
+        copied = {
+            layer: one
+            for one in self.copies
+            if one.plan == before.number
+            for layer in range(one.layers.start, one.layers.stop)
+        }
+        lost, partly = 0, dict[CopiedPages, int]()
         for one in self.stages:
             for layer, since in zip(one.numbers, one.since, strict=True):
-                if since > before.number or had.get(layer) != (one.rank, one.dtype):
+                if since <= before.number and had.get(layer) == (one.rank, one.dtype):
+                    continue
+                if layer in copied:
+                    partly[copied[layer]] = layer + 1
+                else:
                     lost = layer + 1
-        return None if lost == self.stages[-1].layers.stop else lost
+        return LostLayers(layers, lost, tuple((stop, one.until) for one, stop in partly.items()))

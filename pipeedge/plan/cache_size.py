@@ -143,7 +143,8 @@ def bounds_after_loss(
     """Return the bounds of the steps of a run whose stages have changed.
 
     The context was promised to sequences that are under way, so it stays. If there are fewer pages, fewer
-    sequences run at a time. Those of one sequence may take all of the memory that is free.
+    sequences run at a time. Those of one sequence may take all of the memory that is free; with --replicate,
+    for which that was planned, all pages may.
 
     Args:
         model: The decoder.
@@ -168,7 +169,7 @@ def bounds_after_loss(
                 f"the cache of rank {rank} needs {_size(needed)} for {count(before.context, 'token')}, and "
                 f"{_size(most)} are there for it"
             )
-        rest = one.room - before.window_pages * one.windowed
+        rest = (most if wanted.replicate else one.room) - before.window_pages * one.windowed
         pages = min(pages, max(least, int(rest // one.full))) if one.full else pages
     return replace(before, pages=pages)
 

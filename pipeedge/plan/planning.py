@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from pipeedge.base.fields import Count, LongLine, Positive, Text
 from pipeedge.base.payload import PixelTable, TensorSpec
 from pipeedge.base.schedule import BIT_WIDTHS, Schedule
@@ -19,7 +21,7 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.lanes import DEFAULT_ROWS
-from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages, Standby
 from pipeedge.plan.prediction import Prediction
 from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.transport.base import Link
@@ -109,11 +111,15 @@ class Plan:
     since: tuple[Count, ...] = ()
     """For each layer, number of the plan since which its process has had it in every plan; empty if no plan
     came before."""
+    standbys: tuple[Standby, ...] = ()
+    """Ranks that hold layers of others, too, in case those are lost."""
+    copies: tuple[CopiedPages, ...] = ()
+    """Copies with which ranks have taken layers of others."""
 
     @property
     def participants(self) -> tuple[int, ...]:
         """Ranks that have something to do, in order."""
-        return tuple(sorted({*self.schedule.ranks, self.data_rank}))
+        return tuple(sorted({*self.schedule.ranks, self.data_rank, *(one.rank for one in self.standbys)}))
 
     @property
     def input_sizes(self) -> InputSizes:
@@ -170,7 +176,22 @@ class Plan:
             CacheOwner(one.rank, one.layers, one.dtype, self.since[one.layers.start : one.layers.stop])
             for one in self.schedule.stages
         )
-        return CacheOwners(self.number, owners)
+        return CacheOwners(self.number, owners, self.copies)
+
+    def copied(self, standby: Standby) -> int:
+        """Return the number of the stage that a standby has layers of."""
+        return next(
+            number
+            for number, stage in enumerate(self.schedule.stages)
+            if stage.layers.start <= standby.layers.start < stage.layers.stop
+        )
+
+    def copy_link(self, model: DecoderModel, standby: Standby) -> Link:
+        """Return the link on which a standby gets copies: numbers of page and step, and the bytes."""
+        source = self.schedule.stages[self.copied(standby)].rank
+        full, _ = model.page_bytes(standby.layers, find_dtype(standby.dtype))
+        specs = TensorSpec((2,), torch.int64), TensorSpec((full,), torch.uint8)
+        return Link(source, standby.rank, specs, is_read_ahead=False)
 
     def measures(self, stage: int) -> bool:
         """Return whether receipts measure the link that leaves ``stage``.
@@ -227,4 +248,6 @@ class Plan:
         stage = self.schedule.stage_of(rank)
         if stage is not None:
             return f"stage {stage}, {self.schedule.stages[stage].layers.named}"
+        if rank != self.data_rank and any(one.rank == rank for one in self.standbys):
+            return "standby"
         return "data rank" if rank == self.data_rank else None

@@ -174,6 +174,12 @@ class CacheRequest:
         help="most memory that the cache of keys and values may take on any rank (up to half of what is free "
         "beside the weights)",
     )
+    replicate: bool = option(
+        False,
+        "--replicate",
+        help="copy the cache in the background to the ranks that would go on without another one, and load "
+        "its layers there, too, so that texts hardly pause after a loss",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

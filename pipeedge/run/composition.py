@@ -2,6 +2,7 @@
 
 Composition ─┬─ LinkedStage  on a rank of the schedule: the loop, its outgoing link, its bits
              ├─ DataFlow     on the data rank: feeder, collector, their links and files
+             ├─ CopyReceivers  on a standby: copies of the pages of other ranks
              ├─ LinkEnds     links between these and to other ranks, over the transport
              └─ Monitor      samples and energy, if anybody wants them
 """
@@ -9,16 +10,21 @@ Composition ─┬─ LinkedStage  on a rank of the schedule: the loop, its outg
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeedge.control.hub_client import HubClient
+from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.observe.energy import EnergyMeter, open_source
 from pipeedge.observe.monitoring import DATA_KEYS, STAGE_KEYS, CsvFiles, Exporter, Monitor, Sink
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext, Prepared, RankContext
+from pipeedge.run.copying import CopyReceiver, CopySender
 from pipeedge.run.linked_stage import LinkedStage, LoadedStage, link_stage
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.stage import StepStage
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.run.data_flow import DataFlow
@@ -36,6 +42,8 @@ class Composition:
     """The stage of this rank, if the plan gives it one."""
     data: DataFlow | None
     """Input and results, on the data rank."""
+    receivers: Sequence[CopyReceiver] = ()
+    """What takes copies of the pages of other ranks."""
 
     @property
     def all(self) -> tuple[DataFlow | LinkedStage, ...]:
@@ -82,7 +90,35 @@ def compose(
     if stage is not None:
         feeder = None if data is None else data.feeder
         linked = link_stage(stage, epoch, ends, lambda: member.slowest_stage_s, monitor, stage_before, feeder)
-    return Composition(ends, monitor, linked, data)
+    # After all other links, at both ends.
+    if stage is not None and linked is not None and isinstance(stage.compute, StepStage):
+        stage.compute.copies = _copy_senders(epoch, stage)
+        linked = replace(linked, copies=stage.compute.copies)
+    return Composition(ends, monitor, linked, data, _copy_receivers(epoch))
+
+
+def _copy_senders(epoch: EpochContext, stage: LoadedStage) -> tuple[CopySender, ...]:
+    """Open what copies the pages of a stage to standbys."""
+    plan, model = epoch.plan, epoch.rank.model
+    if not isinstance(stage.shard, DecoderStage) or not isinstance(model, DecoderModel):
+        return ()
+    links = [(one, plan.copy_link(model, one)) for one in plan.standbys if plan.copied(one) == stage.number]
+    return tuple(
+        CopySender(stage.shard, one, epoch.transport.sender(link), plan.step_bounds.pages, link.specs)
+        for one, link in links
+    )
+
+
+def _copy_receivers(epoch: EpochContext) -> tuple[CopyReceiver, ...]:
+    """Open what takes the copies for which this rank is a standby."""
+    plan, rank, model = epoch.plan, epoch.rank, epoch.rank.model
+    if not isinstance(model, DecoderModel):
+        return ()
+    links = [(one, plan.copy_link(model, one)) for one in plan.standbys if one.rank == rank.rank]
+    return tuple(
+        CopyReceiver(one, plan.number, epoch.transport.receiver(link), plan.step_bounds.pages, rank.warn)
+        for one, link in links
+    )
 
 
 def open_monitor(context: RankContext, plan: Plan, exporter: Exporter | None) -> Monitor:

@@ -7,12 +7,19 @@ a better schedule ────────────────────�
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pipeedge.base.errors import EXIT_INFEASIBLE, EXIT_PEER, InfeasibleError, WeightsError
+from pipeedge.base.errors import (
+    EXIT_INFEASIBLE,
+    EXIT_PEER,
+    InfeasibleError,
+    PipeEdgeError,
+    WeightsError,
+)
 from pipeedge.base.fields import Options, convert, decoding, reader
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.schedule import Schedule
@@ -28,10 +35,12 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.after_loss import Held
+from pipeedge.plan.cache_owners import CopiedPages, Standby
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
+from pipeedge.plan.standbys import choose_standbys
 from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
@@ -50,6 +59,7 @@ FORMS: Forms[Options, Plan, StageStats | None] = Forms(
     facts=reader(Options), plan=reader(Plan), stats=reader(StageStats | None)
 )
 """The facts of a run are an open list of options to compare, and stay a mapping."""
+_read_copies = reader(tuple[CopiedPages, ...] | None)
 
 
 def find_weights(context: RankContext) -> str | None:
@@ -204,6 +214,10 @@ class Decider:
         if before is None:
             return Refusal(f"{wanted.cause}; there was no plan before", EXIT_INFEASIBLE)
         request, model = self._context.request, self._context.model
+        self._facts = dict(facts)
+        for rank, copied in wanted.copied.items():
+            with decoding(f"what rank {rank} says of its copies"):
+                self._held.copied(rank, _read_copies(copied) or ())
         for rank in wanted.lost:
             self._held.forget(rank)
         planned = plan_schedule_again(
@@ -264,7 +278,7 @@ class Decider:
         outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         if isinstance(outcome, Switched) and self._plan is announced:  # otherwise a rank was lost since then
             self._plan = plan
-            self._held.loads(plan.schedule, plan.number)
+            self._held.loads(plan.schedule, plan.number, plan.standbys)
         return outcome
 
     def review(self, rank: int, facts: Options) -> str | None:
@@ -286,13 +300,51 @@ class Decider:
 
     def _announced(self, plan: Plan) -> Announcement[Plan]:
         self._plan = plan = self._numbered(plan)
-        self._held.loads(plan.schedule, plan.number)
+        self._held.loads(plan.schedule, plan.number, plan.standbys)
         return _announcement(plan)
 
     def _numbered(self, plan: Plan) -> Plan:
-        """Return a plan with the next number."""
-        number = next(self._numbers)
-        return dataclasses.replace(plan, number=number, since=self._held.since(plan.schedule, number))
+        """Return a plan with the next number, with what its ranks have of their layers, and its standbys."""
+        number, held = next(self._numbers), self._held
+        since, copies = held.since(plan.schedule, number), held.copies(plan.schedule)
+        plan = dataclasses.replace(plan, number=number, since=since, copies=copies)
+        return dataclasses.replace(plan, standbys=self._standbys(plan))
+
+    def _standbys(self, plan: Plan) -> tuple[Standby, ...]:
+        """Return the ranks that stand by for others in a plan, if asked for; say for whom none does."""
+        model, request = self._context.model, self._context.request
+        if not request.cache.replicate or plan.steps is None or not isinstance(model, DecoderModel):
+            return ()
+        why = None if plan.goes_on else "the run ends with the first loss"
+        if plan.steps.window_pages:
+            why = f"{model.name} has blocks with windows"
+        if why is not None:
+            self._context.warn(f"--replicate: nothing is copied, as {why}")
+            return ()
+        memory = {rank: told.get("memory_bytes") for rank, told in self._facts.items()}
+        essential = {0, plan.data_rank}
+        after = {rank: self._after_loss(plan, rank) for rank in plan.schedule.ranks if rank not in essential}
+        chosen = choose_standbys(model, plan.schedule, plan.steps, after, memory, plan.data_rank)
+        for note in chosen.notes:
+            self._context.warn(note)
+        return chosen.ranks
+
+    def _after_loss(self, plan: Plan, rank: int) -> Schedule | None:
+        """Return the schedule that would follow a plan if ``rank`` were lost; None if nothing fits."""
+        held = copy.deepcopy(self._held)
+        held.loads(plan.schedule, plan.number)
+        held.forget(rank)
+        facts = {other: told for other, told in self._facts.items() if other != rank}
+        try:
+            planned = plan_schedule_again(
+                self._context.request, self._context.model, plan, facts, held, self.as_measured, self.limits
+            )
+            if not isinstance(planned, PlannedSchedule):
+                return None
+            self._steps(plan, planned.schedule, facts)
+        except PipeEdgeError:
+            return None
+        return planned.schedule
 
 
 def _following(

@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +28,10 @@ from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, ThreadState
+from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
+from pipeedge.run.copying import CopySender
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode, StepStage
 from pipeedge.run.worker import Incoming, Outgoing, StageLoop, StageSteps
@@ -55,6 +57,10 @@ class LoadedStage:
     def serves(self, stage: StagePlan) -> bool:
         """Return whether it has the layers of another stage, so that nothing needs to be loaded for that."""
         return (stage.layers, stage.dtype) == (self.plan.layers, self.plan.dtype)
+
+    def stands_by(self, standby: Standby) -> bool:
+        """Return whether it has the layers that a rank stands by for."""
+        return (standby.layers, standby.dtype) == (self.plan.layers, self.plan.dtype)
 
 
 StageBits = AdaptiveBits | FixedBits | None
@@ -106,6 +112,8 @@ class LinkedStage:
     """Encoder of its output, if the outgoing link is compressed."""
     after: threading.Event | None = None
     """Set once this rank has computed what the plan before was fed; None if that has ended already."""
+    copies: Sequence[CopySender] = ()
+    """What copies its pages to other ranks."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -117,8 +125,15 @@ class LinkedStage:
         crew.on_stop(self.outgoing.close)
         if self.after is not None:
             crew.on_stop(self.after.set)
-        crew.start("compute", lambda: self.loop.run(self.after))
+        crew.start("compute", self._compute)
         crew.start("watch", self.outgoing.run)
+        for one in self.copies:
+            one.start(crew)
+
+    def _compute(self) -> None:
+        self.loop.run(self.after)
+        for one in self.copies:
+            one.end()
 
     def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
         """Return the bit widths that were chosen, timed by the hub's clock."""

@@ -12,20 +12,21 @@ it works for a quarter of the time, as long as the change is wanted.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from pipeedge.base.crew import Crew
-from pipeedge.base.pacing import SlowedWork
+from pipeedge.base.errors import WeightsError
+from pipeedge.base.pacing import SlowedWork, give_way
 from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
-from pipeedge.run.loading import load_ends, load_stage
+from pipeedge.run.loading import load_ends, load_stage, load_standby
 
 if TYPE_CHECKING:
     from pipeedge.models.decoder_ends import DecoderEnds
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedLayers"]
 
-_LOWEST_PRIORITY = 19
 _BESIDE = 0.25
 """Fraction of the time in which layers are loaded beside a stage that computes."""
 
@@ -49,6 +49,8 @@ class LoadedLayers:
         self._device = device
         self._changed = threading.Condition()
         self._held: tuple[LoadedStage, ...] = ()
+        self._standbys: tuple[LoadedStage, ...] = ()
+        """Layers of other ranks, with copies of their caches."""
         self._taken: LoadedStage | None = None
         self._taken_before: LoadedStage | None = None
         self._loaded: LoadedStage | None = None
@@ -77,14 +79,19 @@ class LoadedLayers:
         crew.on_stop(self._wake)
         self._wait(crew)
         with self._changed:
-            found = next((held for held in self._held if held.serves(stage)), None)
+            standbys = () if beside else self._standbys  # copies that still grow serve nobody else
+            # Where both have a layer, that with copies counts: the other was prepared for what has not run.
+            copied = [one for one in standbys if one.plan.layers.shared(stage.layers)]
+            found = next((held for held in copied or self._held if held.serves(stage)), None)
             present = self._taken if beside else None
             self._loaded = None  # for an epoch that was stopped meanwhile
             # A decoder keeps what it has of the new layers, with their caches.
-            adopts = list(self._held) if isinstance(context.model, DecoderModel) else []
+            adopts = [*standbys, *self._held] if isinstance(context.model, DecoderModel) else []
             if found is None:
                 self._held = () if present is None else (present,)
                 self._taken = present  # what is not in use is freed
+                self._standbys = self._standbys if beside else ()
+            self._standbys = tuple(one for one in self._standbys if one is not found)
         if found is None:
             self._load(context, crew, "load", lambda: self._load_stage(context, plan, crew, present, adopts))
         with self._changed:
@@ -95,6 +102,59 @@ class LoadedLayers:
             self._held = (found,) if present is None or present is found else (present, found)
             self._taken_before, self._taken = present, found
         return load_stage(context, plan, self._device, found)
+
+    def keep_standbys(self, standbys: Sequence[Standby], *, alone: bool) -> None:
+        """Free the layers of other ranks that this one does not stand by for any longer.
+
+        Args:
+            standbys: What it stands by for.
+            alone: Whether it has no layers of its own, so that those that it had are freed for that, too.
+        """
+        with self._changed:
+            if alone and standbys:
+                self._held, self._taken = (), None
+            self._standbys = tuple(one for one in self._standbys if any(map(one.stands_by, standbys)))
+
+    def stand_by(self, context: RankContext, plan: Plan, standby: Standby, crew: Crew) -> DecoderStage:
+        """Return layers of another rank, loaded beside what computes.
+
+        Args:
+            context: This rank, whatever its epoch.
+            plan: The plan.
+            standby: What this rank stands by for.
+            crew: Crew of the epoch, which stops the wait.
+
+        Raises:
+            WeightsError: The weights cannot be read, or do not fit the model.
+        """
+        crew.on_stop(self._wake)
+        failed: list[WeightsError] = []
+
+        def load() -> None:
+            try:
+                self._load_standby(context, plan, standby, crew)
+            except WeightsError as error:  # which no other epoch is to fail for
+                failed.append(error)
+
+        while True:
+            self._wait(crew)
+            if failed:
+                raise failed[0]
+            with self._changed:
+                found = next((one for one in self._standbys if one.stands_by(standby)), None)
+                if found is not None and isinstance(found.shard, DecoderStage):
+                    return found.shard
+                if self._loading:
+                    continue
+                self._loading = True
+            self._start(context, "load standby", load)
+
+    def _load_standby(self, context: RankContext, plan: Plan, standby: Standby, crew: Crew) -> None:
+        give_way()
+        pacing = SlowedWork(_BESIDE, lambda seconds: self._pause(crew, seconds))
+        loaded = load_standby(context, plan, standby, self._device, pacing.pause)
+        with self._changed:
+            self._standbys = (*self._standbys, loaded)
 
     def take_ends(self, context: RankContext, plan: Plan, crew: Crew) -> DecoderEnds:
         """Return embedding and head of a decoder, loaded for the first plan.
@@ -121,6 +181,7 @@ class LoadedLayers:
     def keep_last(self) -> None:
         """Free all but what was taken last."""
         with self._changed:
+            self._standbys = ()
             if self._taken is not None:
                 self._held, self._taken_before = (self._taken,), None
 
@@ -128,6 +189,7 @@ class LoadedLayers:
         """Free all, as nothing is computed any longer."""
         with self._changed:
             self._held, self._taken, self._taken_before = (), None, None
+            self._standbys = ()
             self._ends = None
 
     def give_back(self) -> None:
@@ -146,8 +208,8 @@ class LoadedLayers:
     ) -> None:
         fraction = 1.0 if beside is None else _BESIDE
         pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
-        if beside is not None and sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        if beside is not None:
+            give_way()
         loaded = load_stage(
             context,
             plan,
@@ -163,6 +225,16 @@ class LoadedLayers:
 
     def _load(self, context: RankContext, crew: Crew, name: str, work: Callable[[], None]) -> None:
         """Load something in a thread of its own, and wait until it is there, or ``crew`` is stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._loading or crew.stopped)  # layers for a loss
+            if self._loading:
+                crew.wait(0)
+            self._loading = True
+        self._start(context, name, work)
+        self._wait(crew)
+
+    def _start(self, context: RankContext, name: str, work: Callable[[], None]) -> None:
+        """Load something in a thread of its own; the caller has noted that."""
 
         def load() -> None:
             error = None
@@ -174,10 +246,7 @@ class LoadedLayers:
                 self._error, self._loading = error, False
                 self._changed.notify_all()
 
-        with self._changed:
-            self._loading = True
         context.program.threads.start(name, load)
-        self._wait(crew)
 
     def _pause(self, crew: Crew, seconds: float) -> None:
         """Wait for some time, or until nobody needs what is loaded any longer."""

@@ -20,6 +20,7 @@ from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.shard import Shard
 from pipeedge.models.step_rows import StepBounds
+from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.linked_stage import LoadedStage
@@ -29,7 +30,7 @@ from pipeedge.transport.base import Packet
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
 
-__all__ = ["begin_text", "load_ends", "load_stage"]
+__all__ = ["begin_text", "load_ends", "load_stage", "load_standby"]
 
 
 def load_stage(
@@ -72,6 +73,7 @@ def load_stage(
             stage,
             plan.step_bounds,
             (one.shard for one in adopts if isinstance(one.shard, DecoderStage)),
+            pause,
         )
         parameters, kernels = context.model.parameter_count(stage.layers), "native"
     else:
@@ -81,6 +83,35 @@ def load_stage(
         shard = _load_shard(context, context.model, stage, device, kernels, shared, pause)
         parameters = shard.parameter_count
     return LoadedStage(number, parameters, kernels, _computing(plan, number, shard, device), stage, shard)
+
+
+def load_standby(
+    context: RankContext,
+    plan: Plan,
+    standby: Standby,
+    device: torch.device,
+    pause: Callable[[], object],
+) -> LoadedStage:
+    """Load layers of another rank that this one stands by for, with room for their cache.
+
+    Args:
+        context: This rank.
+        plan: The plan.
+        standby: What this rank stands by for.
+        device: Device to compute on.
+        pause: Called after each step of loading.
+
+    Raises:
+        WeightsError: The weights cannot be read, or do not fit the model.
+    """
+    model = context.model
+    if not isinstance(model, DecoderModel):
+        raise TypeError(f"{model.name} is not a decoder")
+    number = plan.copied(standby)
+    stage = StagePlan(standby.layers, standby.rank, dtype=standby.dtype)
+    shard = _load_decoder_stage(context, model, stage, plan.step_bounds, (), pause)
+    parameters = model.parameter_count(stage.layers)
+    return LoadedStage(number, parameters, "native", _computing(plan, number, shard, device), stage, shard)
 
 
 def _computing(
@@ -117,11 +148,17 @@ def _load_decoder_stage(
     stage: StagePlan,
     bounds: StepBounds,
     adopts: Iterable[DecoderStage],
+    pause: Callable[[], object],
 ) -> DecoderStage:
     """Load the layers of a stage of a decoder, and reserve memory for its cache."""
     dtype = find_dtype(stage.dtype)
     total = grouped_bytes(dtype, model.parameter_count(stage.layers))
-    with _shown(context, stage.layers.named, total) as advance:
+    with _shown(context, stage.layers.named, total) as show:
+
+        def advance(values: int) -> None:
+            show(grouped_bytes(dtype, values))
+            pause()
+
         return model.stage(
             stage.layers,
             dtype,
@@ -129,7 +166,7 @@ def _load_decoder_stage(
             window_pages=bounds.window_pages,
             context=bounds.context,
             weights=context.request.model.weights,
-            progress=lambda values: advance(grouped_bytes(dtype, values)),
+            progress=advance,
             adopts=adopts,
         )
 

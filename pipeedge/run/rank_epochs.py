@@ -38,14 +38,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from msgspec import Raw
+
 from pipeedge.base.errors import PeerError, PipeEdgeError, one_line
+from pipeedge.base.fields import encode
 from pipeedge.base.heap import keep_freed_memory
 from pipeedge.base.machine import process_age_s
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.messages import Declined, LinkLost, Passed, Stopped
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.observe.monitoring import Monitor
+from pipeedge.plan.cache_owners import Standby
+from pipeedge.plan.planning import Plan
 from pipeedge.run.composition import Composition, compose, open_monitor
 from pipeedge.run.context import EpochContext, Prepared, RankContext
 from pipeedge.run.decision import RunSession
@@ -140,6 +146,8 @@ class _Turn:
     runs: bool = False
     hidden: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Set once its progress is not shown any longer."""
+    closed: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Set once its links and copies are closed."""
 
     @property
     def use(self) -> Use:
@@ -234,7 +242,9 @@ class _Rank:
 
     def _work(self, turn: _Turn) -> None:
         """Prepare the part of this rank, and let microbatches flow until all have passed."""
+        closed = None if turn.before is None else turn.before.closed
         parts, hidden = self._open(turn)
+        self._stand_by(turn.epoch, parts, closed)
         stream(turn.epoch, parts, hidden)
         if self._has_all:
             self._turns.has_all()  # so it need not wait for word from others
@@ -255,6 +265,8 @@ class _Rank:
             self._log.prepared(number, plan)
         connect(epoch, prepared.interface)
         stage = self._loaded.take(self._context, plan, epoch.crew, beside=epoch.is_change)
+        if not epoch.is_change:
+            self._loaded.keep_standbys(self._standbys(plan), alone=stage is None)
         model = self._context.model
         if isinstance(model, DecoderModel) and prepared.data is not None:
             ends = self._loaded.take_ends(self._context, plan, epoch.crew)
@@ -282,6 +294,29 @@ class _Rank:
             else:
                 self._log.runs()
         return parts, None if before is None else before.hidden
+
+    def _stand_by(self, epoch: EpochContext, parts: Composition, closed: threading.Event | None) -> None:
+        """Begin to take copies of what others have, once those of the epoch before are freed.
+
+        Args:
+            epoch: This rank in the epoch.
+            parts: Its parts.
+            closed: Set once an epoch that still runs is closed; None without one.
+        """
+
+        def load(standby: Standby) -> DecoderStage:
+            if closed is not None:
+                closed.wait()
+            return self._loaded.stand_by(self._context, epoch.plan, standby, epoch.crew)
+
+        if closed is not None and parts.receivers:
+            epoch.crew.on_stop(closed.set)
+        for one in parts.receivers:
+            one.start(epoch.crew, load)
+
+    def _standbys(self, plan: Plan) -> list[Standby]:
+        """Return what this rank stands by for."""
+        return [one for one in plan.standbys if one.rank == self._context.rank]
 
     @property
     def _has_all(self) -> bool:
@@ -319,9 +354,11 @@ class _Rank:
         self._context.activity.drop(epoch.activity)
         with self._changing:
             self._forget(turn, ending)
+        turn.closed.set()
         if ending.is_told:
             written = None if self._log is None else self._log.stopped(dropped=turn.use is Use.BESIDE)
-            self._turns.say(Stopped(epoch.number, written))
+            copied = () if turn.parts is None else tuple(one.copied for one in turn.parts.receivers)
+            self._turns.say(Stopped(epoch.number, written, Raw(encode(copied))))
         self._record(turn)
 
     def _forget(self, turn: _Turn, ending: Ending) -> None:

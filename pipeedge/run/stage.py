@@ -7,7 +7,7 @@ Only payloads of compressed links are decoded and encoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,14 @@ from pipeedge.base.payload import Payload, PixelTable
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
 from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.models.shard import Shard
-from pipeedge.models.step_rows import StepBounds, computing_layers, kind_of_rows, unpack_rows
+from pipeedge.models.step_rows import (
+    StepBounds,
+    computing_layers,
+    kind_of_rows,
+    number_of_step,
+    unpack_rows,
+)
+from pipeedge.run.copying import CopySender
 from pipeedge.transport.base import Packet
 
 __all__ = ["Decode", "Encode", "Stage", "StepStage", "resolve_device"]
@@ -71,6 +78,8 @@ class StepStage:
         self._bounds = bounds
         self._source = source
         self._is_last = is_last
+        self.copies: Sequence[CopySender] = ()
+        """What copies pages to other ranks."""
         self.latest_kind = 0
         """1 if the latest step had rows of prompts, whose values differ from those of decoding, else 0."""
 
@@ -96,6 +105,8 @@ class StepStage:
             outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
         else:
             outputs = self._stage.step(rows, inputs, seconds=seconds, stop=computing)
+        for one in self.copies:
+            one.executed(rows, number_of_step(table))
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeedge.decoding.pages import LostLayers
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
 from pipeedge.observe.lanes import STAGE
@@ -156,7 +157,7 @@ class SimulatedSteps:
             else:
                 self._pass(place, passage)
 
-    def resume(self, now_s: float, limits: StepLimits, cache: CacheSize, lost: int | None) -> None:
+    def resume(self, now_s: float, limits: StepLimits, cache: CacheSize, lost: LostLayers) -> None:
         """Go on with another plan; the arguments but the moment are those of ``StepScheduler.restart``."""
         if self._trial is not None:
             self.scheduler.begin(limits, self._trial.steps)

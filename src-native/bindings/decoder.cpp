@@ -218,6 +218,7 @@ class Stage {
   }
 
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
+  std::size_t page_bytes() const { return stage_.page_bytes(); }
   void widen(py::ssize_t number, const std::string& name) {
     Matrix* matrix = matrix_of(block_of(number), name);
     if (matrix == nullptr || matrix->inputs() == 0) throw py::value_error("there is no " + name + " here");
@@ -226,11 +227,14 @@ class Stage {
 
   std::size_t weight_bytes() const { return stage_.weight_bytes(); }
 
-  void adopt(py::ssize_t number, Stage& other, py::ssize_t others_number) {
-    block_of(number);
-    other.block_of(others_number);
-    const auto own = static_cast<std::size_t>(number), theirs = static_cast<std::size_t>(others_number);
-    if (!stage_.whole(own) || !other.stage_.whole(theirs)) throw py::value_error("a stage has a part of the block");
+  void adopt(py::ssize_t layer, const Stage& other, py::ssize_t others_layer) {
+    const std::size_t own = not_negative(layer, "the layer"), theirs = not_negative(others_layer, "the other layer");
+    const auto has = [](const decoder::Stage& stage, std::size_t one) {
+      return stage.first() <= one && one < stage.end();
+    };
+    if (!has(stage_, own) || !has(other.stage_, theirs) || own % decoder::kLayers != theirs % decoder::kLayers) {
+      throw py::value_error("a stage does not have the layer");
+    }
     if (other.stage_.pages() < stage_.pages() || other.stage_.window_pages() < stage_.window_pages()) {
       throw py::value_error("the other stage has fewer pages");
     }
@@ -242,7 +246,38 @@ class Stage {
     stage_.adopt(own, other.stage_, theirs);
   }
 
+  // Not behind the mutex: a step need not wait for a copy. Who copies a page while a step writes it drops the copy.
+  void read_page(py::ssize_t first, py::ssize_t blocks, py::ssize_t page, py::array& values) {
+    const std::vector<char*> places = places_of(first, blocks, page);
+    const std::size_t size = stage_.page_bytes();
+    require<std::uint8_t>(values, "values", "uint8", places.size() * size, true);
+    auto* to = static_cast<char*>(values.mutable_data());
+    py::gil_scoped_release unlocked;
+    for (std::size_t i = 0; i < places.size(); ++i) std::copy_n(places[i], size, to + i * size);
+  }
+
+  void write_page(py::ssize_t first, py::ssize_t blocks, py::ssize_t page, const py::array& values) {
+    const std::vector<char*> places = places_of(first, blocks, page);
+    const std::size_t size = stage_.page_bytes();
+    require<std::uint8_t>(values, "values", "uint8", places.size() * size, false);
+    const auto* from = static_cast<const char*>(values.data());
+    py::gil_scoped_release unlocked;
+    for (std::size_t i = 0; i < places.size(); ++i) std::copy_n(from + i * size, size, places[i]);
+  }
+
  private:
+  /// Places of a page in blocks that attend to everything; blocks without a cache here have none.
+  std::vector<char*> places_of(py::ssize_t first, py::ssize_t blocks, py::ssize_t page) {
+    const std::size_t number = not_negative(page, "the page");
+    if (number >= stage_.pages()) throw py::value_error("there is no page " + std::to_string(page));
+    std::vector<char*> places;
+    for (py::ssize_t i = first; i < first + blocks; ++i) {
+      if (block_of(i).window != 0) throw py::value_error("a block has a window");
+      if (char* place = stage_.page(static_cast<std::size_t>(i), number)) places.push_back(place);
+    }
+    return places;
+  }
+
   decoder::Block& block_of(py::ssize_t number) {
     if (number < 0 || static_cast<std::size_t>(number) >= stage_.blocks()) {
       throw py::value_error("there is no block " + std::to_string(number));
@@ -461,9 +496,14 @@ void bind_decoder(py::module_& module) {
            "Hold a matrix of a stage of int4 in int8; call this before it is filled.")
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
            py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none(), py::arg("layers") = -1)
-      .def("adopt", &Stage::adopt, py::arg("block"), py::arg("other"), py::arg("others_block"),
-           "Use a whole block of another stage, weights and cache, in place of an own one.")
+      .def("adopt", &Stage::adopt, py::arg("layer"), py::arg("other"), py::arg("others_layer"),
+           "Use a layer of another stage, weights and cache, in place of an own one.")
+      .def("read_page", &Stage::read_page, py::arg("first"), py::arg("blocks"), py::arg("page"), py::arg("values"),
+           "Copy the keys and values of a page of some blocks.")
+      .def("write_page", &Stage::write_page, py::arg("first"), py::arg("blocks"), py::arg("page"), py::arg("values"),
+           "Replace the keys and values of a page of some blocks.")
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
+      .def_property_readonly("page_bytes", &Stage::page_bytes)
       .def_property_readonly("weight_bytes", &Stage::weight_bytes);
   py::class_<Head>(module, "DecoderHead", "Last norm and head of a decoder.")
       .def(py::init<const std::string&, const std::string&, py::ssize_t, py::ssize_t, bool, float, float, float>(),

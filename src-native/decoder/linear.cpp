@@ -176,14 +176,13 @@ const Coding* find_coding(const std::string& name) {
   return nullptr;
 }
 
-void Memory::Free::operator()(void* memory) const { std::free(memory); }
-
 Memory::Memory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   // The system gives memory of zeros page by page, when it is first written.
   const std::size_t alignment = bytes < kLargePage ? kLine : kLargePage;
-  block_.reset(std::calloc(bytes + alignment, 1));
-  if (block_ == nullptr) throw std::bad_alloc();
+  void* const block = std::calloc(bytes + alignment, 1);
+  if (block == nullptr) throw std::bad_alloc();
+  block_.reset(block, std::free);
   const std::size_t over = reinterpret_cast<std::uintptr_t>(block_.get()) % alignment;
   data_ = static_cast<char*>(block_.get()) + (over == 0 ? 0 : alignment - over);
 #if defined(__linux__)

@@ -33,10 +33,7 @@ class Memory {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  struct Free {
-    void operator()(void* memory) const;
-  };
-  std::unique_ptr<void, Free> block_;
+  std::shared_ptr<void> block_;  // copies share it
   char* data_ = nullptr;
   std::size_t bytes_;
 };

@@ -131,12 +131,12 @@ struct Stage::Work {
 
 Stage::Stage(Settings settings, std::vector<Block> blocks, std::size_t first, std::size_t end, std::size_t pages,
              std::size_t window_pages)
-    : settings_(std::move(settings)), first_(first), end_(end), pages_(pages), window_pages_(window_pages) {
-  for (Block& block : blocks) blocks_.push_back(std::make_shared<Block>(std::move(block)));
+    : settings_(std::move(settings)), blocks_(std::move(blocks)), first_(first), end_(end), pages_(pages),
+      window_pages_(window_pages) {
   const Settings& all = settings_;
   const std::size_t queries = all.heads * all.head_size, keys = all.kv_heads * all.head_size;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    Block& block = *blocks_[b];
+    Block& block = blocks_[b];
     if (owns(b, 0)) {
       block.qkv = Matrix(all.weights, queries + 2 * keys, all.hidden);
       const std::size_t count = block.window == 0 ? pages : window_pages;
@@ -163,14 +163,14 @@ std::size_t Stage::width_after(std::size_t layers) const {
 
 std::size_t Stage::cache_bytes() const {
   std::size_t bytes = 0;
-  for (const auto& block : blocks_) bytes += block->cache.bytes();
+  for (const Block& block : blocks_) bytes += block.cache.bytes();
   return bytes;
 }
 
 std::size_t Stage::weight_bytes() const {
   std::size_t bytes = 0;
-  for (const auto& block : blocks_) {
-    for (const Matrix* matrix : {&block->qkv, &block->proj, &block->gate, &block->up, &block->down})
+  for (const Block& block : blocks_) {
+    for (const Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down})
       bytes += matrix->bytes();
   }
   return bytes;
@@ -178,15 +178,14 @@ std::size_t Stage::weight_bytes() const {
 
 bool Stage::attends(bool windowed) const {
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
-    if (owns(b, 0) && (blocks_[b]->window != 0) == windowed) return true;
+    if (owns(b, 0) && (blocks_[b].window != 0) == windowed) return true;
   }
   return false;
 }
 
 std::size_t Stage::multiplications(const Work& work) const {
   std::size_t count = 0;
-  for (const auto& shared : blocks_) {
-    const Block& block = *shared;
+  for (const Block& block : blocks_) {
     for (const Matrix* matrix : {&block.qkv, &block.proj, &block.gate, &block.up, &block.down})
       count += work.rows * matrix->outputs() * matrix->inputs();
     if (block.cache.bytes() == 0) continue;
@@ -198,7 +197,38 @@ std::size_t Stage::multiplications(const Work& work) const {
   return count;
 }
 
-Block& Stage::block(std::size_t number) { return *blocks_.at(number); }
+void Stage::adopt(std::size_t layer, const Stage& other, std::size_t others_layer) {
+  Block& to = blocks_.at(layer / kLayers);
+  const Block& from = other.blocks_.at(others_layer / kLayers);
+  switch (layer % kLayers) {
+    case 0:
+      to.qkv = from.qkv;
+      to.qkv_bias = from.qkv_bias;
+      to.attention_norm = from.attention_norm;
+      to.query_norm = from.query_norm;
+      to.key_norm = from.key_norm;
+      to.cache = from.cache;
+      break;
+    case 1:
+      to.proj = from.proj;
+      to.proj_bias = from.proj_bias;
+      to.attention_end = from.attention_end;
+      break;
+    case 2:
+      to.gate = from.gate;
+      to.gate_bias = from.gate_bias;
+      to.up = from.up;
+      to.up_bias = from.up_bias;
+      to.mlp_norm = from.mlp_norm;
+      break;
+    default:
+      to.down = from.down;
+      to.down_bias = from.down_bias;
+      to.mlp_end = from.mlp_end;
+  }
+}
+
+Block& Stage::block(std::size_t number) { return blocks_.at(number); }
 
 void Stage::find_angles(const Work& work) {
   std::size_t width = 0;
@@ -524,7 +554,7 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
     const bool times = seconds != nullptr && thread == 0;
     Clock::time_point before = times ? Clock::now() : Clock::time_point();
     for (std::size_t layer = first_; layer < std::min(end, end_); ++layer) {
-      Block& block = *blocks_[layer / kLayers];
+      Block& block = blocks_[layer / kLayers];
       switch (layer % kLayers) {
         case 0: attention(work, thread, block); break;
         case 1: project(work, thread, block.proj, block.proj_bias, block.attention_end, context_, queries); break;

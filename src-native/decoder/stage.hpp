@@ -118,11 +118,14 @@ class Stage {
   /// A block of the stage, for filling in its weights. Matrices of layers that the stage does not have are empty.
   Block& block(std::size_t number);
   std::size_t blocks() const { return blocks_.size(); }
-  /// Whether all layers of a block are here.
-  bool whole(std::size_t block) const { return owns(block, 0) && owns(block, kLayers - 1); }
-  /// Uses a block of another stage, weights and cache, in place of an own one; both stages have all of its layers.
-  void adopt(std::size_t number, const Stage& other, std::size_t others_number) {
-    blocks_.at(number) = other.blocks_.at(others_number);
+  /// Uses a layer of another stage, weights and cache, in place of an own one; both count from the first block's first
+  /// layer, and it is the same one of its block.
+  void adopt(std::size_t layer, const Stage& other, std::size_t others_layer);
+  /// Bytes of a page of a block that has a cache.
+  std::size_t page_bytes() const { return settings_.kv_heads * 2 * head_bytes(); }
+  /// Returns the keys and values of a page of a block, or null if the block has no cache here.
+  char* page(std::size_t block, std::size_t number) const {
+    return owns(block, 0) ? keys_of(blocks_.at(block), number, 0) : nullptr;
   }
 
   /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer.
@@ -164,7 +167,7 @@ class Stage {
   std::size_t head_bytes() const { return padded_head() * kPage * cache_value_bytes(); }
 
   Settings settings_;
-  std::vector<std::shared_ptr<Block>> blocks_;
+  std::vector<Block> blocks_;
   std::size_t first_, end_, pages_, window_pages_;
   // Memory of a step.
   std::vector<float> hidden_, qkv_, context_, inner_, raw_, normed_, cosines_, sines_;

@@ -28,8 +28,10 @@ from pipeedge.control.changing import Switched
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.data.tokenizer_files import read_backend
 from pipeedge.decoding.loop import LocalDecoder
+from pipeedge.decoding.page_copies import CopiesOfPages
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
@@ -143,6 +145,48 @@ def test_answers_are_the_same_when_ranks_fail(
     assert [len(epoch["schedule"]) for epoch in epochs] == [4, 3, 2]
 
 
+def test_copies_take_the_place_of_what_a_lost_rank_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First a spare takes all layers of a rank that is lost, then another rank has all.
+
+    Layers are cut within blocks.
+    """
+    ask = {"ignore_eos": True, "max_tokens": 240}
+    rows = [{"prompt": f"{n} 5 {n}", "temperature": n % 2, "n": 1 + n % 2, **ask} for n in range(4)]
+    prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = ("--input", prompts, "--quiet", "-u", 6, "--timeout", 30, "--speculate", 0)
+    (alone,) = run_ranks(1, *options, "--output", outputs[0])
+    stored, step = CopiesOfPages.stored, DecoderStage.step
+    copied = failed = 0
+
+    def counted(self: CopiesOfPages, page: int, number: int) -> None:
+        nonlocal copied
+        stored(self, page, number)
+        copied += 1
+
+    def failing(self: DecoderStage, *rest: Any, **more: Any) -> Any:
+        nonlocal copied, failed
+        if self.layers.start == 5 and failed < 2:
+            if copied >= 12:  # some of them are of the first steps, which are only measured
+                copied, failed = 0, failed + 1
+                raise RuntimeError("bad memory")
+            time.sleep(0.005)  # so that pages are copied before the texts end, however busy the machine is
+        return step(self, *rest, **more)
+
+    monkeypatch.setattr(CopiesOfPages, "stored", counted)
+    monkeypatch.setattr(DecoderStage, "step", failing)
+    own = ("--replicate", "--report", tmp_path / "report.json")
+    ranks = run_ranks(3, *options, "-pt", "1,5,6,16", "-r", "0,1", "--output", outputs[1], own=own)
+    assert [alone.error, ranks[0].error] == [None, None]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    report = json.loads((tmp_path / "report.json").read_text())
+    cuts = [[stage["layers"] for stage in epoch["schedule"]] for epoch in report["epochs"]]
+    assert cuts == [[[1, 5], [6, 16]], [[1, 5], [6, 16]], [[1, 16]]]
+    assert report["text"]["kept_tokens"] >= 6 * 32
+
+
 class Changer:
     """Changes the plan of a run on rank 0, each time after some more steps.
 
@@ -228,8 +272,8 @@ def test_answers_are_the_same_when_the_plan_changes(tmp_path: Path, monkeypatch:
     three = [(1, 7, 1), (8, 11, 0), (12, 16, 2)]
     plans = [[(1, 4, 0), (5, 16, 2)], three, [(1, 5, 0), (6, 11, 1), (12, 16, 2)]]
     changer = Changer(monkeypatch, [*plans, plans[-1]], 80)
-    report = ("--report", tmp_path / "report.json")
-    ranks = run_ranks(3, *options, "-pt", "1,8,9,16", "-r", "0,1", "--output", outputs[1], own=report)
+    own = ("--report", tmp_path / "report.json", "--replicate")
+    ranks = run_ranks(3, *options, "-pt", "1,8,9,16", "-r", "0,1", "--output", outputs[1], own=own)
     assert [rank.error for rank in (alone, *ranks)] == [None] * 4
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
     assert [type(outcome) for outcome in changer.outcomes] == [Switched] * 4

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import SIGNALS_ITSELF, Ended, World
+from ports import free_port
+from processes import SIGNALS_ITSELF, Ended, Programs, World
+from psutil import STATUS_STOPPED, Process
 
 from pipeedge.decoding.loop import LocalDecoder
 from pipeedge.models.decoder import find_decoder
@@ -83,6 +85,31 @@ def test_answers_cross_compressed_links_of_gloo_and_rpc(whole: dict[str, Path], 
     # Hidden states of 8 bits: at least the first token of nearly every answer is the same.
     same = sum(one[0] == other[0] for one, other in zip(found, wanted, strict=True))
     assert same >= len(PROMPTS) - 1
+
+
+def test_a_killed_rank_leaves_its_pages_to_its_standby(tmp_path: Path) -> None:
+    """The data rank stops while all texts grow, so that there is time to copy, however fast steps are."""
+    prompts = [(2 * PROMPTS[number % 12] + 9 * PROMPTS[0])[:70] for number in range(24)]
+    rows = [{"prompt_token_ids": prompt, "max_tokens": 150, "ignore_eos": True} for prompt in prompts]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ("--port", free_port(), *MODEL, "-c", "tcp", "--timeout", 200)
+    with Programs(tmp_path) as ranks:
+        own = ("--input", "in.jsonl", "--greedy", "-u", 8, "--replicate", "--report", "report.json")
+        stops = {SIGNALS_ITSELF: f"0:120:{int(signal.SIGSTOP)}"}
+        ranks.launch(0, "runtime.py", 0, 3, *common, *own, env=stops)
+        ranks.launch(1, "runtime.py", 1, 3, *common)
+        ranks.launch(2, "tests/support/copying_run.py", 2, 3, *common)
+        ranks.until(lambda: Process(ranks.pid(0)).status() == STATUS_STOPPED, "the data rank stops")
+        ranks.until(lambda: ranks.text(2, "err").count("is copied") >= 8, "copies of pages")
+        ranks.signal(1, signal.SIGKILL)
+        ranks.signal(0, signal.SIGCONT)
+        ended = ranks.wait(0, 2)
+    assert [end.status for end in ended.values()] == [0, 0], ended
+    decoder = LocalDecoder(find_decoder("llama-puzzles"), context=256, threads=1)
+    assert answers(tmp_path) == [decoder.generate(row["prompt_token_ids"], 150) for row in rows]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [[stage["rank"] for stage in epoch["schedule"]] for epoch in report["epochs"]] == [[0, 1], [0, 2]]
+    assert report["text"]["kept_tokens"] > 0
 
 
 @pytest.mark.parametrize(("transport", "lost"), [("p2p", 1), ("rpc", 1), ("tcp", 0)])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from failover_shells import Rules
+from failover_shells import LAYERS, Rules
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -62,6 +62,7 @@ from pipeedge.control.supervision import Supervision
 from pipeedge.data import Microbatch
 from pipeedge.data.step_queue import Listener, StepGroup, StepQueue
 from pipeedge.decoding.generation import Piece
+from pipeedge.decoding.pages import LostLayers
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
 from pipeedge.plan.after_loss import Held
@@ -639,7 +640,7 @@ class TakesOverThePages(StepQueue):
 class KeepsPages(StepScheduler):
     """Takes the tokens before a loss for computed."""
 
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         self.limits, self.cache = limits, cache
         self._flights.clear()
         for one in self._running.values():
@@ -647,7 +648,7 @@ class KeepsPages(StepScheduler):
 
 
 class SharesPagesOfLostStages(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         for one in self._running.values():
             one.lists.give_back()
         pool = self._pool
@@ -658,7 +659,7 @@ class SharesPagesOfLostStages(StepScheduler):
 
 
 class ForgetsTheLastToken(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         super().restart(limits, cache, lost)
         for one in self._waiting.values():
             if len(one.tokens) > 1:
@@ -666,20 +667,20 @@ class ForgetsTheLastToken(StepScheduler):
 
 
 class ForgetsThoseWhoWait(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         self._waiting.clear()
         super().restart(limits, cache, lost)
 
 
 class KeepsStepsInFlight(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         flights = self._flights
         super().restart(limits, cache, lost)
         self._flights = flights
 
 
 class GoesOnInEmptyPages(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         positions = {number: one.position for number, one in self._running.items()}
         super().restart(limits, cache, lost)
         for number, position in positions.items():
@@ -689,7 +690,7 @@ class GoesOnInEmptyPages(StepScheduler):
 
 
 class WaitsForALostToken(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         awaiting = [one for one in self._running.values() if one.awaits]
         super().restart(limits, cache, lost)
         for one in awaiting:
@@ -697,18 +698,33 @@ class WaitsForALostToken(StepScheduler):
 
 
 class KeepsTheFormerBounds(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         super().restart(self.limits, self.cache, lost)
 
 
 class TakesLostPagesForKept(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
-        super().restart(limits, cache, 0)
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
+        super().restart(limits, cache, LostLayers(LAYERS, 0))
 
 
 class KeepsPagesOfStepsInFlight(StepScheduler):
-    def restart(self, limits: StepLimits, cache: CacheSize, lost: int | None = None) -> None:
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         self._flights.clear()
+        super().restart(limits, cache, lost)
+
+
+class TakesAllPagesForCopied(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
+        if lost is not None and lost.copies:
+            lost = dataclasses.replace(lost, copies=())
+        super().restart(limits, cache, lost)
+
+
+class LeavesOutTheLastCopiedLayer(StepScheduler):
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
+        if lost is not None:
+            copies = [(stop - 1, until) for stop, until in lost.copies]
+            lost = dataclasses.replace(lost, copies=copies)
         super().restart(limits, cache, lost)
 
 
@@ -733,11 +749,6 @@ class TakesLoadedLayersForOldOnes(Held):
         return (1,) * schedule.stages[-1].layers.stop
 
 
-class TakesPartsOfBlocksForKept(Held):
-    def __init__(self, block: int) -> None:
-        super().__init__(1)
-
-
 class ComparesWithAPlanThatHasNotRun(StepQueue):
     def change(self, *plan: Any) -> None:
         super().change(*plan)
@@ -758,15 +769,17 @@ _RARE: Mapping[str, int] = {
     "DoesNotSeeThatItMoves": 2070,
     "ReportsNoLink": 285,
     "RunsBeforeItIsTold": 105,
-    "TakesOverThePages": 38,
-    "TakesPartsOfBlocksForKept": 200,
-    "TakesANewProcessForTheFormer": 92,
-    "TakesLoadedLayersForOldOnes": 92,
-    "TakesStalePagesForKnown": 40,
-    "LeavesOutTheLastLostStage": 40,
+    "TakesANewProcessForTheFormer": 23,
+    "TakesLoadedLayersForOldOnes": 23,
     "TriesBrokenLinkForEver": 545,
     "DoesNotCountBytes": 260,
     "DropsWhatTheNewEpochHas": 265,
+    "TakesOverThePages": 38,
+    "ComparesWithAPlanThatHasNotRun": 64,
+    "KeepsTheFormerBounds": 38,
+    "TakesAllPagesForCopied": 25,
+    "LeavesOutTheLastCopiedLayer": 25,
+    "GivesUpWithoutThePages": 12,
 }
 """Seeds from which to look for bugs that need several disturbances at the right moment."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from failover_shells import BEAT_S, BLOCK, LAYERS, TIMEOUT_S, ViolationError, read_plan
+from failover_shells import BEAT_S, LAYERS, TIMEOUT_S, ViolationError, read_plan
 from failover_text import MOST_PAGES, PAGES
 from msgspec import Raw
 
@@ -13,18 +13,21 @@ from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.control.admission import Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.changing import RunSnapshot, Switched
+from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.epochs import Step
 from pipeedge.control.failures import Failure, FailureKind
 from pipeedge.control.messages import TO_HUB, Abort, Beat, Facts, Message, Verdict
 from pipeedge.control.plans import Wanted
 from pipeedge.control.roster import Members
 from pipeedge.plan.after_loss import Survivor, smallest_change
+from pipeedge.plan.cache_owners import CopiedPages, Standby
 
 if TYPE_CHECKING:
     from failover_rank_shell import RankShell
     from failover_world import World
 
 _READ_TO_HUB = reader(TO_HUB)
+_READ_COPIES = reader(tuple[CopiedPages, ...])
 _RUNS = (Step.RUNNING, Step.CHANGING, Step.DROPPING, Step.SWITCHING)
 _STOPS = (Step.STOPPING, Step.DROPPING)
 _CHANGES = (Step.CHANGING, Step.SWITCHING)
@@ -44,13 +47,14 @@ class HubShell:
         )
         self._deciding = False
         self._schedule: Schedule | None = None
+        self._standbys: list[Standby] = []
         self._seen = self.step
         self._stops_since: float | None = None
         self._reviewed: set[int] = set()
         self._planned = False
-        self._held = world.rules.held(BLOCK)
+        self._held = world.rules.held()
         self._number = self._announced = 0  # of the latest plan, and of the latest that was announced
-        self._changing: tuple[Schedule, int, int] | None = None
+        self._changing: tuple[Schedule, int, int, list[Standby]] | None = None
         self._waits_for_note = False
         self.changes = 0
         """Number of changes that were asked for."""
@@ -174,11 +178,11 @@ class HubShell:
             self._waits_for_note = True
             self.world.after(self.world.chance.choice((0.0, 0.3)), self._note_loads, *loads)
 
-    def _note_loads(self, schedule: Schedule, number: int, announced: int) -> None:
+    def _note_loads(self, schedule: Schedule, number: int, announced: int, standbys: list[Standby]) -> None:
         self._waits_for_note = False
         if announced == self._announced:
             self._announced = number
-            self._held.loads(schedule, number)
+            self._held.loads(schedule, number, standbys)
 
     def _check_verdict(self) -> None:
         """Check that the run ended for a reason."""
@@ -231,7 +235,9 @@ class HubShell:
         self._check_facts(wanted)
         for rank, number in wanted.members.items():
             process = self.world.processes[number]
-            if process.turns_by_epoch and process.alive and not process.paused:
+            steps = map(process.rules.step, process.turns_by_epoch)
+            works = any(step is not MemberStep.PASSED for step in steps)
+            if works and process.alive and not process.paused:
                 raise ViolationError(f"a plan is wanted while rank {rank} works")
 
     def _check_facts(self, known: Wanted | RunSnapshot) -> None:
@@ -274,11 +280,14 @@ class HubShell:
         self._check_facts(since)
         decision = self._plan({rank: since.members[rank] for rank in since.facts})
         if isinstance(decision, Announcement) and self._schedule is not None:
-            loads = (self._schedule, self._number, self._announced)
+            loads = (self._schedule, self._number, self._announced, self._standbys)
             self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, since, decision, loads)
 
     def _changed(
-        self, since: RunSnapshot, decision: Announcement[Raw], loads: tuple[Schedule, int, int]
+        self,
+        since: RunSnapshot,
+        decision: Announcement[Raw],
+        loads: tuple[Schedule, int, int, list[Standby]],
     ) -> None:
         if (self.changes and self.state.change_outcome() is None) or self._waits_for_note:
             return  # one change at a time
@@ -291,6 +300,8 @@ class HubShell:
     # -- plans ------------------------------------------------------------------------------------
 
     def _plan_for(self, wanted: Wanted) -> Announcement[Raw] | Failure:
+        for rank, copied in wanted.copied.items():
+            self._held.copied(rank, _READ_COPIES(copied))
         for rank in wanted.lost:
             self._held.forget(rank)
         return self._announce({rank: wanted.members[rank] for rank in wanted.facts})
@@ -300,7 +311,7 @@ class HubShell:
         decision = self._plan(here)
         if isinstance(decision, Announcement) and self._schedule is not None:
             self._announced = self._number
-            self._held.loads(self._schedule, self._number)
+            self._held.loads(self._schedule, self._number, self._standbys)
         return decision
 
     def _plan(self, here: Members) -> Announcement[Raw] | Failure:
@@ -308,7 +319,10 @@ class HubShell:
         limits = self.world.limits
         if limits.data_rank not in here:
             return Failure(FailureKind.GONE, "the data rank is lost", limits.data_rank)
-        if limits.changes_little and self._schedule is not None:
+        taken = self._take_over(sorted(here)) if self._standbys and self.world.chance.random() < 0.6 else None
+        if taken is not None:
+            found: Schedule | str = taken
+        elif limits.changes_little and self._schedule is not None:
             found = self._change_little(self._schedule, sorted(here))
         else:
             found = self._draw(sorted(here))
@@ -317,13 +331,57 @@ class HubShell:
         self._schedule = found
         stages = [(one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in found.stages]
         data = (limits.data_rank, here[limits.data_rank])
-        participants = tuple(sorted({limits.data_rank, *found.ranks}))
+        self._standbys = [] if self.world.text is None else self._draw_standbys(found, sorted(here))
+        standing = [one.rank for one in self._standbys]
+        participants = tuple(sorted({limits.data_rank, *found.ranks, *standing}))
         pages = {} if self.world.text is None else {"pages": self.world.chance.randint(PAGES, MOST_PAGES)}
         self._number += 1
         since = self._held.since(found, self._number)
-        body = {"stages": stages, "data": data, **pages, "number": self._number, "since": since}
+        body = {
+            "stages": stages,
+            "data": data,
+            **pages,
+            "number": self._number,
+            "since": since,
+            "standbys": [
+                (one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in self._standbys
+            ],
+            "copies": self._held.copies(found),
+        }
         plan = Raw(encode(body))
         return Announcement(plan, participants, data_rank=limits.data_rank, goes_on=limits.goes_on)
+
+    def _draw_standbys(self, schedule: Schedule, ranks: list[int]) -> list[Standby]:
+        """Return ranks that stand by for others: for a whole stage, or for some of its layers."""
+        chance, found = self.world.chance, list[Standby]()
+        for stage in schedule.stages:
+            others = [rank for rank in ranks if rank != stage.rank]
+            if not others or chance.random() < 0.3:
+                continue
+            layers = stage.layers
+            if chance.random() < 0.3:
+                first = chance.randrange(layers.start, layers.stop)
+                layers = LayerRange(first, chance.randint(first + 1, layers.stop))
+            found.append(Standby(chance.choice(others), layers, stage.dtype))
+        return found
+
+    def _take_over(self, ranks: list[int]) -> Schedule | None:
+        """Return the schedule in which standbys have taken what lost ranks had; None if they cannot."""
+        assert self._schedule is not None
+        standbys = {one.layers: one.rank for one in self._standbys if one.rank in ranks}
+        stages = list[StagePlan]()
+        for stage in self._schedule.stages:
+            rank = stage.rank if stage.rank in ranks else standbys.get(stage.layers)
+            if rank is None:
+                return None
+            if stages and stages[-1].rank == rank:
+                layers = LayerRange(stages.pop().layers.start, stage.layers.stop)
+            else:
+                layers = stage.layers
+            stages.append(StagePlan(layers, rank))
+        fits = all(len(one.layers) <= self.world.limits.capacity[one.rank] for one in stages)
+        is_new = len({one.rank for one in stages}) == len(stages) and stages != [*self._schedule.stages]
+        return Schedule(tuple(stages)) if fits and is_new else None
 
     def _change_little(self, schedule: Schedule, ranks: list[int]) -> Schedule | str:
         """Return what the product's planner makes of the ranks that are left."""

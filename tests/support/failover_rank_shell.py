@@ -12,18 +12,28 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from failover_shells import BEAT_S, BLOCK, LIMITS, Part, ViolationError, read_plan
-from failover_text import Ends, Pages, bounds, compute_step, empty_pages, make_queue
+from failover_shells import BEAT_S, LIMITS, Part, ViolationError, read_plan
+from failover_text import (
+    MOST_PAGES,
+    Ends,
+    Pages,
+    Values,
+    bounds,
+    compute_step,
+    empty_pages,
+    make_queue,
+)
 from failover_threads import SimCondition
 from msgspec import Raw
 
 from pipeedge.base.crew import Closed
 from pipeedge.base.fields import encode, reader
 from pipeedge.base.payload import TensorSpec
-from pipeedge.base.schedule import LayerRange, shared_blocks
+from pipeedge.base.schedule import LayerRange
 from pipeedge.control.epoch_member import MemberStep
 from pipeedge.control.messages import (
     FROM_HUB,
@@ -48,7 +58,11 @@ from pipeedge.control.messages import (
 from pipeedge.control.turns import EpochOrder, EpochStoppedError, Turns
 from pipeedge.data import Microbatch
 from pipeedge.data.step_queue import StepStream
+from pipeedge.decoding.page_copies import CopiesOfPages, PagesToCopy
+from pipeedge.models.layers.decoder import PAGE
+from pipeedge.models.step_rows import StepBounds, number_of_step, unpack_rows
 from pipeedge.observe.timeline import ThreadState
+from pipeedge.plan.cache_owners import CopiedPages
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.transport.base import Packet, Reserved, unbound
@@ -56,6 +70,8 @@ from pipeedge.transport.base import Packet, Reserved, unbound
 if TYPE_CHECKING:
     from failover_world import World
 
+Copy: TypeAlias = tuple[int, int, list[Values]]
+"""A page, the step as of which it was copied, and its values in each layer."""
 ITEMS = 2
 """Number of items of a microbatch."""
 _LINK_PATIENCE_S = 4.0
@@ -113,6 +129,22 @@ class Turn:
         self.closed = {link for link in links if me in ends[link : link + 2] and ends[link] != ends[link + 1]}
         """Links that are still to open."""
         self.input: Input | StepStream | None = None
+        self.senders = [
+            CopySender(self, number)
+            for number, (_, _, first, _) in enumerate(self.plan.standbys)
+            if self.stage is not None and self.layers[0] <= first < self.layers[1]
+        ]
+        self.receivers = {
+            number: CopyReceiver(self, standby[2:])
+            for number, standby in enumerate(self.plan.standbys)
+            if standby[:2] == me
+        }
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """The layers of its stage."""
+        assert self.stage is not None
+        return self.plan.stages[self.stage][2:]
 
     def peers(self) -> list[tuple[int, int]]:
         """Return rank and incarnation of the other ends of its links, in order."""
@@ -227,19 +259,30 @@ class Turn:
         process.disk.wait_for(lambda: self.stopped or self.error or not process.loads)
         self.check()
         if self.stage is not None:
-            self.keep_pages(self.plan.stages[self.stage][2:])
+            self.keep_pages(self.layers)
+        elif self.receivers and not self.is_change:
+            process.pages = {}
+        if not self.is_change:
+            standing = {one.layers for one in self.receivers.values()}
+            process.copies = {there: own for there, own in process.copies.items() if there in standing}
 
     def keep_pages(self, layers: tuple[int, int]) -> None:
         """Keep the caches of the layers of this epoch, and of those that compute meanwhile, as ranks do.
 
-        Other layers of this epoch share whole blocks with what was there before.
+        Other layers of this epoch share what was there before.
         """
-        pages, before = self.process.pages, self.before
-        kept = {layers: pages[layers] if layers in pages else empty_pages(self.process.number)}
-        for there, values in pages.items() if layers not in pages else ():
-            for block in shared_blocks(LayerRange(*layers), LayerRange(*there), BLOCK):
-                own = slice(block * BLOCK, (block + 1) * BLOCK)
-                kept[layers][own] = values[own]
+        process, before = self.process, self.before
+        copies = {} if self.is_change else process.copies
+        pages = {**process.pages, **copies}
+        found = layers in (
+            copies if any(map(LayerRange(*layers).shared, starmap(LayerRange, copies))) else pages
+        )
+        kept = {layers: pages[layers] if found else empty_pages(self.process.number)}
+        if not self.is_change:
+            process.copies = {there: own for there, own in copies.items() if found and there != layers}
+        for there, values in pages.items() if not found else ():
+            for layer in LayerRange(*layers).shared(LayerRange(*there)):
+                kept[layers][layer] = values[layer]
         if before is not None and before.stage is not None:
             present = before.plan.stages[before.stage][2:]
             kept[present] = pages[present]
@@ -255,6 +298,8 @@ class Turn:
         feeder = self.feed_and_collect() if self.is_data else None
         if self.stage is not None:
             self.start(lambda: self.compute(feeder if self.stage == 0 else None))
+        for one in (*self.senders, *self.receivers.values()):
+            self.start(one.run)
 
     def feed_and_collect(self) -> Feeder:
         """Start the data rank's threads; the first stage, if it is here, takes the input from the feeder."""
@@ -298,7 +343,10 @@ class Turn:
                 self.post(at + 1, (number, [*way, first, stop]))
             else:
                 pages, plan = self.process.pages[first, stop], bounds(self.plan.pages)
-                self.post(at + 1, (number, compute_step(pages, plan, way, first, stop)))
+                done = compute_step(pages, plan, way, first, stop)
+                for one in self.senders:
+                    one.executed(way[1], plan)
+                self.post(at + 1, (number, done))
         self.stage_ended = True
         for turn in self.process.turns_by_epoch.values():
             turn.changed.notify_all()
@@ -322,6 +370,75 @@ class Turn:
         self.world.note("feed", self.epoch, number)
         if number < len(self.world.rows):
             raise ViolationError(f"microbatch {number} is fed again, though it is written")
+
+
+class CopySender:
+    """Copies pages of a stage to a standby, as ``run.copying`` does."""
+
+    def __init__(self, turn: Turn, number: int) -> None:
+        self._turn = turn
+        self._number = number
+        self._pages = PagesToCopy(MOST_PAGES, PAGE)
+
+    def executed(self, table: torch.Tensor, plan: StepBounds) -> None:
+        self._pages.executed(unpack_rows(table, plan), number_of_step(table))
+        self._turn.changed.notify_all()
+
+    def run(self) -> None:
+        turn, found = self._turn, None
+        rank, number, first, stop = turn.plan.standbys[self._number]
+        peer = turn.world.processes[number]
+
+        def next_page() -> bool:
+            nonlocal found
+            found = None if turn.stage_ended else self._pages.next()
+            return turn.stage_ended or found is not None
+
+        def tell(copy: Copy | None) -> None:
+            lane = ("copy", turn.process.number, number, self._number, turn.epoch)
+            way = (turn.process.rank, rank)
+            turn.world.network.carry(way, lane, peer.take_copy, turn.epoch, self._number, copy)
+
+        while not turn.stage_ended:
+            turn.wait_for(next_page)
+            if found is not None:
+                page, step = found
+                turn.sleep(turn.world.chance.uniform(0.0, 0.03))
+                own = slice(page * PAGE, (page + 1) * PAGE)
+                values = turn.process.pages[turn.layers]
+                tell((page, step, [values[layer][own].copy() for layer in range(first, stop)]))
+        tell(None)
+
+
+class CopyReceiver:
+    """Takes copies of pages."""
+
+    def __init__(self, turn: Turn, layers: tuple[int, int]) -> None:
+        self._turn = turn
+        self.layers = layers
+        self.arrived: deque[Copy | None] = deque()
+        self._copies = CopiesOfPages(MOST_PAGES)
+
+    def run(self) -> None:
+        turn = self._turn
+        turn.wait_for(lambda: turn.before is None)
+        turn.sleep(turn.world.chance.choice((0.0, 0.0, 0.5)))
+        turn.wait_for(lambda: True)
+        pages = turn.process.copies.setdefault(self.layers, empty_pages(1000 + turn.process.number))
+        while True:
+            turn.wait_for(lambda: self.arrived)
+            copy = self.arrived.popleft()
+            if copy is None:
+                return
+            page, step, values = copy
+            self._copies.replaces(page)
+            for layer, own in zip(range(*self.layers), values, strict=True):
+                pages[layer][page * PAGE : (page + 1) * PAGE] = own
+            self._copies.stored(page, step)
+
+    @property
+    def copied(self) -> CopiedPages:
+        return CopiedPages(LayerRange(*self.layers), "float32", self._turn.plan.number, self._copies.until)
 
 
 class Input:
@@ -488,6 +605,8 @@ class RankShell:
         self.texts = make_queue(world, SimCondition(world))
         self.pages: dict[tuple[int, int], Pages] = {}
         """Caches of the layers that this process has, as it has left them."""
+        self.copies: dict[tuple[int, int], Pages] = {}
+        """Copies of the caches of layers that others have."""
         self.turns_by_epoch: dict[int, Turn] = {}
         self.early: dict[tuple[int, int], int] = {}
         """Processes that have asked to open a link of an epoch that is not prepared here."""
@@ -659,11 +778,16 @@ class RankShell:
         del self.turns_by_epoch[turn.epoch]
         self._ended_epochs.add(turn.epoch)
         self.activity.drop(turn.activity)
+        if step is not MemberStep.STOPPING:
+            self.copies = {}
         for other in self.turns_by_epoch.values():
             if other.before is turn:
                 other.before = None
+                other.changed.notify_all()
         if step is MemberStep.STOPPING:
-            self.turns.say(Stopped(turn.epoch, self.ledger.written if turn.is_data else None))
+            copied = [one.copied for one in turn.receivers.values()]
+            written = self.ledger.written if turn.is_data else None
+            self.turns.say(Stopped(turn.epoch, written, Raw(encode(copied))))
 
     def _work(self, turn: Turn) -> None:
         world, ledger = self.world, self.ledger
@@ -731,6 +855,16 @@ class RankShell:
                 self.turns.heard(message)
             except ValueError as error:
                 raise ViolationError(f"the hub breaks the protocol with {self.name}: {error}") from error
+
+    def take_copy(self, epoch: int, number: int, copy: Copy | None) -> None:
+        """Get a copy of a page, or the end of the copies."""
+        self.do(self._take_copy, epoch, number, copy)
+
+    def _take_copy(self, epoch: int, number: int, copy: Copy | None) -> None:
+        turn = self.turns_by_epoch.get(epoch)
+        if turn is not None:
+            turn.receivers[number].arrived.append(copy)
+            turn.changed.notify_all()
 
     # -- links ------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Raw
 
+from pipeedge.base.fields import convert
 from pipeedge.base.schedule import LayerRange
 from pipeedge.control.epoch_member import EpochMember
 from pipeedge.control.liveness import Limits
@@ -19,12 +20,10 @@ from pipeedge.control.rules import HubParts, HubState
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.steps import StepScheduler
 from pipeedge.plan.after_loss import Held
-from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages
 from pipeedge.run.ledger import Ledger
 
 LAYERS = 6
-BLOCK = 2
-"""Layers that a rank keeps only together."""
 TIMEOUT_S = 10.0
 BEAT_S = 1.0
 LIMITS = Limits.within(TIMEOUT_S)
@@ -47,7 +46,7 @@ class Rules:
     ledger: type[Ledger] = Ledger
     queue: type[StepQueue] = StepQueue
     scheduler: type[StepScheduler] = StepScheduler
-    held: Callable[[int], Held] = Held
+    held: type[Held] = Held
     text: bool = False
     """Whether the pipeline generates text, so that its stages remember."""
     from_seed: int = 0
@@ -68,6 +67,10 @@ class Part:
     """Number of the plan."""
     since: tuple[int, ...] = ()
     """For each layer, number of the plan since which its process has had it."""
+    standbys: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Rank, incarnation, first layer, layer after the last of those that copy what others have."""
+    copies: tuple[CopiedPages, ...] = ()
+    """Copies with which layers were taken."""
 
     @property
     def cache_owners(self) -> CacheOwners:
@@ -76,7 +79,7 @@ class Part:
             CacheOwner(rank, LayerRange(first, stop), "float32", self.since[first:stop])
             for rank, _, first, stop in self.stages
         ]
-        return CacheOwners(self.number, owners)
+        return CacheOwners(self.number, owners, self.copies)
 
     @property
     def ends(self) -> list[tuple[int, int]]:
@@ -96,4 +99,12 @@ class Part:
 def read_plan(plan: Raw) -> Part:
     body = json.loads(bytes(plan))
     stages, data = [tuple(stage) for stage in body["stages"]], tuple(body["data"])
-    return Part(stages, data, body.get("pages", 0), body["number"], tuple(body["since"]))
+    return Part(
+        stages,
+        data,
+        body.get("pages", 0),
+        body["number"],
+        tuple(body["since"]),
+        [tuple(standby) for standby in body["standbys"]],
+        convert(body["copies"], tuple[CopiedPages, ...]),
+    )

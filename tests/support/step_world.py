@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from pipeedge.decoding.pages import LostLayers
 from pipeedge.decoding.speculation import DraftedTokens, DraftFigures, WantedDraft
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 
@@ -186,7 +187,7 @@ class StepWorld:
         self._full = {place: tokens for place, tokens in self._full.items() if place[0] not in lost}
         self._around.clear()
         last = 1 + max(lost, default=-1)
-        self.scheduler.restart(self.limits, self.cache, *([last] if keeps else []))
+        self.scheduler.restart(self.limits, self.cache, *([LostLayers(LAYERS, last)] if keeps else []))
 
     def drain(self) -> None:
         """Let everything that is there come to its end."""

@@ -244,9 +244,9 @@ def test_other_kinds_of_decoders_are_named(kind: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
-@pytest.mark.parametrize(("cut", "kept"), [(4, 4), (6, 8)])
-def test_a_stage_goes_on_with_the_blocks_of_another(
-    cut: int, kept: int, dtype: torch.dtype, decoders: dict[str, DecoderModel]
+@pytest.mark.parametrize("cut", [4, 5, 6, 7])
+def test_a_stage_goes_on_with_the_layers_of_another(
+    cut: int, dtype: torch.dtype, decoders: dict[str, DecoderModel]
 ) -> None:
     model, tokens = decoders["llama3"], [1 + 7 * place % 80 for place in range(50)]
     whole = LocalDecoder(model, dtype, context=64)
@@ -259,12 +259,40 @@ def test_a_stage_goes_on_with_the_blocks_of_another(
     layers = LayerRange(0, model.n_layers)
     loaded: list[int] = []
     stage = model.stage(layers, dtype, pages=2, context=64, adopts=divided.stages[1:], progress=loaded.append)
-    assert stage.adopted == set(range(kept, model.n_layers))
+    assert stage.adopted == set(range(cut, model.n_layers))
     assert sum(loaded) == model.parameter_count(layers)
-    # The first stage is lost: its layers compute again, and the rest of a block that it had a part of.
+    # The first stage is lost, and its layers compute again.
     rows = StepRows(0, 49, np.array(lists.pages, np.int32), np.array([], np.int32))
-    stage.step([rows], (divided.ends.embed(tokens[:-1], range(49)),), stop=kept)
+    stage.step([rows], (divided.ends.embed(tokens[:-1], range(49)),), stop=cut)
     divided.stages = [stage]
     assert torch.equal(divided.step([(lists, 49, tokens[-1:])]), wanted)
     larger = model.stage(layers, dtype, pages=3, context=64, adopts=[stage])
     assert larger.adopted == set()
+
+
+@pytest.mark.parametrize("dtype", DECODER_DTYPES, ids=str)
+@pytest.mark.parametrize("first", [3, 4, 5])
+def test_a_stage_takes_copies_of_pages(
+    first: int, dtype: torch.dtype, decoders: dict[str, DecoderModel]
+) -> None:
+    model, tokens = decoders["llama3"], [1 + 7 * place % 80 for place in range(66)]
+    layers = LayerRange(first, model.n_layers)
+    whole = LocalDecoder(model, dtype, context=96)
+    lists = whole.begin()
+    whole.step([(lists, 0, tokens[:-1])])
+    wanted = whole.step([(lists, 65, tokens[-1:])])
+    standby = model.stage(layers, dtype, pages=3, context=96)
+    values = np.empty(model.page_bytes(layers, dtype)[0], np.uint8)
+    for page in lists.pages:
+        whole.stages[0].read_page(page, layers, values)
+        standby.write_page(page, values)
+    # The other layers have lost what they had, and compute again.
+    stage = model.stage(pages=3, context=96, dtype=dtype, adopts=[standby])
+    rows = StepRows(0, 65, np.array(lists.pages, np.int32), np.array([], np.int32))
+    stage.step([rows], (whole.ends.embed(tokens[:-1], range(65)),), stop=layers.start)
+    assert stage.adopted == set(range(layers.start, layers.stop))
+    whole.stages = [stage]
+    assert torch.equal(whole.step([(lists, 65, tokens[-1:])]), wanted)
+    for page, size in ((3, 0), (-1, 0), (0, 1)):
+        with pytest.raises(ValueError, match=r"page|values"):
+            standby.write_page(page, np.empty(values.size + size, np.uint8))

@@ -13,7 +13,10 @@ import torch
 from waiting import LIMIT_S
 
 from pipeedge.base.crew import Crew, Threads
-from pipeedge.base.errors import RequestError
+from pipeedge.base.errors import RequestError, WeightsError
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run import loaded_layers as shelf_module
 from pipeedge.run.context import RankContext
@@ -134,3 +137,88 @@ def test_an_epoch_that_retires_late_takes_nothing_from_the_one_that_loads(
     assert take(loaded_layers, "5-8", crew=Interrupted(retire)) == "5-8"
     assert take(loaded_layers, "5-8") == "5-8"
     assert loaded == ["1-8", "1-4", "5-8"]
+
+
+class Named(str):
+    """Layers, as those of a stage are named."""
+
+    @property
+    def layers(self) -> LayerRange:
+        first, last = map(int, self.split("-"))
+        return LayerRange(first - 1, last)
+
+
+class StandingBy(Layers):
+    """Loaded layers of another rank."""
+
+    @property
+    def plan(self) -> Named:
+        return Named(self.named)
+
+    @property
+    def shard(self) -> DecoderStage:
+        return object.__new__(DecoderStage)
+
+    def stands_by(self, standby: str) -> bool:
+        return standby == self.named
+
+
+def stand_by(loaded_layers: LoadedLayers, named: str, crew: Crew | None = None) -> None:
+    context = SimpleNamespace(program=SimpleNamespace(threads=Threads()))
+    loaded_layers.stand_by(cast(RankContext, context), cast(Plan, None), cast(Standby, named), crew or Crew())
+
+
+@pytest.fixture
+def standing(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the layers that are read from the disk for others, in order; 13-16 cannot be read."""
+    found: list[str] = []
+
+    def load(context: object, plan: object, standby: str, device: object, pause: object) -> StandingBy:
+        if standby == "13-16":
+            raise WeightsError("the file ends early")
+        found.append(standby)
+        return StandingBy(standby)
+
+    monkeypatch.setattr(shelf_module, "load_standby", load)
+    return found
+
+
+def test_a_standby_takes_the_layers_that_it_has_copies_of(loaded: list[str], standing: list[str]) -> None:
+    loaded_layers = make()
+    take(loaded_layers, Named("1-8"))
+    # The same layers without copies, as for a plan that was not run.
+    take(loaded_layers, Named("9-12"), beside=True)
+    stand_by(loaded_layers, "9-12")
+    stand_by(loaded_layers, "9-12")
+    assert standing == ["9-12"]
+    assert take(loaded_layers, Named("9-12")) == "9-12"
+    assert loaded == ["1-8", "9-12"]
+    stand_by(loaded_layers, "9-12")
+    assert standing == ["9-12", "9-12"], "what was taken serves nobody else"
+
+
+def test_a_standby_frees_what_it_does_not_stand_by_for(loaded: list[str], standing: list[str]) -> None:
+    loaded_layers = make()
+    take(loaded_layers, Named("1-8"))
+    for free in (
+        lambda: loaded_layers.keep_standbys([], alone=False),
+        loaded_layers.keep_last,
+        lambda: take(loaded_layers, Named("1-4")),
+    ):
+        stand_by(loaded_layers, "9-12")
+        free()
+    stand_by(loaded_layers, "9-12")
+    assert standing == ["9-12"] * 4
+    loaded_layers.keep_standbys([cast(Standby, "9-12")], alone=True)
+    stand_by(loaded_layers, "9-12")
+    assert standing == ["9-12"] * 4
+    take(loaded_layers, Named("1-4"))
+    assert loaded == ["1-8", "1-4", "1-4"], "a rank without layers of its own kept them"
+
+
+def test_layers_of_others_that_cannot_be_read_end_nothing(loaded: list[str], standing: list[str]) -> None:
+    loaded_layers = make()
+    with pytest.raises(WeightsError, match="ends early"):
+        stand_by(loaded_layers, "13-16")
+    assert take(loaded_layers, Named("1-8")) == "1-8"
+    assert (loaded, standing) == (["1-8"], [])

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from step_world import StepWorld
 
 from pipeedge.base.errors import InputError
+from pipeedge.decoding.pages import LostLayers
 from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
 
@@ -239,7 +240,7 @@ def simulate(
             return figures
         now = min(moments)
         if now >= loss:
-            scheduler.restart(limits, cache, lost)
+            scheduler.restart(limits, cache, None if lost is None else LostLayers(stages + 1, lost))
             flights.clear()
             now, loss, free = loss, math.inf, [loss] * (stages + 1)
         while flights and flights[0][0] <= now:

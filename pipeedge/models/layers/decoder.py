@@ -33,7 +33,7 @@ import torch
 
 from pipeedge import _native as native
 from pipeedge.base.errors import PeerFailedError, WeightsError
-from pipeedge.base.schedule import LayerRange, shared_blocks
+from pipeedge.base.schedule import LayerRange
 from pipeedge.base.shapes import Shape
 from pipeedge.models.architecture import LAYERS_PER_BLOCK, Architecture
 from pipeedge.models.cuts import step_shapes
@@ -197,16 +197,34 @@ class DecoderStage:
         return self._native.weight_bytes
 
     def adopt(self, others: Iterable[DecoderStage]) -> None:
-        """Use the blocks that other stages have whole, too, with their weights and their caches.
+        """Use the layers that other stages have, too, with their weights and their caches.
 
         All of them may go on, but not compute at the same time.
         """
         for other in others:
             if other.dtype is not self.dtype or other._pages < self._pages:
                 continue
-            for block in shared_blocks(self.layers, other.layers, LAYERS_PER_BLOCK):
-                self._native.adopt(block - self._first_block, other._native, block - other._first_block)
-                self.adopted.update(range(block * LAYERS_PER_BLOCK, (block + 1) * LAYERS_PER_BLOCK))
+            own, theirs = (LAYERS_PER_BLOCK * one._first_block for one in (self, other))
+            for layer in self.layers.shared(other.layers):
+                self._native.adopt(layer - own, other._native, layer - theirs)
+                self.adopted.add(layer)
+
+    def read_page(self, page: int, layers: LayerRange, values: npt.NDArray[np.uint8]) -> None:
+        """Copy what the cache of some layers, without windows, has in a page to ``values``."""
+        self._native.read_page(*self._blocks_of(layers), page, values)
+
+    def write_page(self, page: int, values: npt.NDArray[np.uint8]) -> None:
+        """Replace what the whole cache has in a page.
+
+        Raises:
+            ValueError: There is no such page, or ``values`` has another size.
+        """
+        self._native.write_page(*self._blocks_of(self.layers), page, values)
+
+    def _blocks_of(self, layers: LayerRange) -> tuple[int, int]:
+        """Return the first block whose cache is in some layers, and how many there are."""
+        first, stop = (-(-layer // LAYERS_PER_BLOCK) for layer in (layers.start, layers.stop))
+        return first - self._first_block, stop - first
 
     def stored_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return placeholders of the tensors to read from a file, by name, one layer after the other."""
