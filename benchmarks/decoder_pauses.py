@@ -3,9 +3,10 @@
 
 The scheduler says beforehand how long texts pause when a host is lost. It plans for a moment at which half of
 each answer is written. The pause depends on the tokens so far, so the prediction that counts is the one for
-as many tokens as there were when the host was killed.
+as many tokens as there were when the host was killed. Each round kills a host twice: without and with
+``--replicate``, under which no pause may be longer than a second.
 
-Takes two minutes for each round on two idle cores.
+Takes four minutes for each round on two idle cores.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ VICTIM = 1
 STREAMS, CONTEXT = 8, 1024
 GOAL = 0.2
 """Largest difference between the measured and the predicted pause, as a part of the latter."""
+COPIES_GOAL_S = 1.0
+"""Longest pause with copies."""
 
 
 def predict(bed: Bed, model: Path, tokens: float) -> dict[str, Any]:
@@ -44,10 +47,11 @@ def predict(bed: Bed, model: Path, tokens: float) -> dict[str, Any]:
     return answer
 
 
-def measure(bed: Bed, model: Path, name: str, tokens: int) -> tuple[float, float]:
+def measure(bed: Bed, model: Path, name: str, tokens: int, *, copies: bool) -> tuple[float, float]:
     """Kill a host when about half of the tokens are written; return the pause and the predicted one."""
     rate = predict(bed, model, tokens / 2)["text"]["tokens_per_s"]
-    run = Run(bed, model, name, tokens, "off", more=("--context", str(CONTEXT)))
+    more = ("--context", str(CONTEXT), *(["--replicate"] if copies else []))
+    run = Run(bed, model, name, tokens, "off", more=more)
     run.wait_for("a context of")
     time.sleep(STREAMS * tokens / 2 / rate)
     run.kill(VICTIM)
@@ -59,9 +63,10 @@ def measure(bed: Bed, model: Path, name: str, tokens: int) -> tuple[float, float
     cuts = [
         " | ".join("{}-{}".format(*stage["layers"]) for stage in one["schedule"]) for one in report["epochs"]
     ]
-    measured, predicted = text["longest_pause_s"], loss["pause_s"]
+    measured, predicted = text["longest_pause_s"], loss["pause_with_copies_s" if copies else "pause_s"]
     print(
-        f"{cuts[0]} -> {cuts[1]}, with {again:,} tokens, {text['partly_repeated_tokens']:,} of them computed "
+        f"{'with' if copies else 'without'} copies: {cuts[0]} -> {cuts[1]}, with {again:,} tokens, "
+        f"{text['partly_repeated_tokens']:,} of them computed "
         f"again by a part of the layers, {text['kept_tokens']:,} by none: pause {measured:.2f} s; predicted "
         f"{predicted:.2f} s ({loss['pause_without_cache_s']:.2f} s without any cache); planned in "
         f"{epoch['waiting_s']:.2f} s, loaded in {epoch['preparing_s']:.2f} s ({loss['load_s']:.2f} s)",
@@ -83,10 +88,15 @@ def main() -> None:
         model = write_larger(directory / "model")
         with raised(f"dp{os.getpid()}", KINDS, directory / "bed") as bed:
             profile(bed, model)
-            found = [measure(bed, model, f"run{n}", arguments.tokens) for n in range(arguments.rounds)]
-    ratio = statistics.median(pause / predicted for pause, predicted in found)
+            found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+            for number in range(2 * arguments.rounds):
+                copies = number % 2 == 1
+                found[copies].append(measure(bed, model, f"run{number}", arguments.tokens, copies=copies))
+    ratio = statistics.median(pause / predicted for pause, predicted in found[False])
+    longest = max(pause for pause, _ in found[True])
     print(f"pause against the predicted one: {ratio:.2f} (goal 1 +- {GOAL})")
-    sys.exit(0 if abs(ratio - 1) <= GOAL else 1)
+    print(f"longest pause with copies: {longest:.2f} s (goal {COPIES_GOAL_S})")
+    sys.exit(0 if abs(ratio - 1) <= GOAL and longest <= COPIES_GOAL_S else 1)
 
 
 if __name__ == "__main__":

@@ -199,6 +199,9 @@ Pause pause_of(const Problem& problem, const Before& before, const std::vector<S
   const int moved = layers_moved(problem, before, after);
   const bool all = !problem.keeps_caches || moved == problem.layers();
   pause.kept_s = all ? pause.all_s : aside_cost(problem, links, after, again, moved).total_s;
+  Aside partial = again;
+  partial.repeats = std::max(0.0, problem.partial_tokens / again.settings.front().batch_size - 1);
+  pause.copied_s = problem.keeps_caches ? aside_cost(problem, links, after, partial, moved).total_s : kInfinity;
   return pause;
 }
 

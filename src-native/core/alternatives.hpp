@@ -6,6 +6,7 @@
 // both are proven by solving the problem without each host.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -46,10 +47,12 @@ struct Pause {
   static constexpr double kStopS = 0.15;  // a process that ends is noticed at once; stopping, planning, links
 
   double load_s = 0;
-  double all_s = 0;   // computing all tokens of all texts in all layers
-  double kept_s = 0;  // ... in the layers up to the last one that another host has now
+  double all_s = 0;     // computing all tokens of all texts in all layers
+  double kept_s = 0;    // ... in the layers up to the last one that another host has now
+  double copied_s = 0;  // ... of the pages alone that are not full, if the others and the weights were copied
 
   double seconds(double again_s) const { return kStopS + load_s + again_s; }
+  double with_copies_s() const { return std::min(seconds(kept_s), kStopS + copied_s); }
 };
 
 // The loss of one host.

@@ -203,7 +203,8 @@ struct Problem {
   // By the number of stages, from 1; the last one is for more. What a decoder computes of a prompt until the first token,
   // and of all texts again once all caches are lost.
   std::vector<Aside> prompts, again;
-  bool keeps_caches = true;  // whether hosts that keep layers keep their caches
+  bool keeps_caches = true;   // whether hosts that keep layers keep their caches
+  double partial_tokens = 0;  // tokens of all texts in pages that are not full, which are never copied
 
   static constexpr std::size_t kMostAsides = 2;
 

@@ -420,8 +420,10 @@ class Assembler {
   // number of stages, by what the data host takes for them.
   void add_prompts(const StepCosts* steps, double head_s) {
     constexpr int kMostStages = 8;
+    constexpr double kPage = 32;  // tokens of a page of the cache
     const auto& windows = model_->windows;
     problem_.keeps_caches = std::all_of(windows.begin(), windows.end(), [](double window) { return window == 0; });
+    problem_.partial_tokens = texts_.streams * std::min(texts_.positions(), kPage / 2);
     const int most = std::min({static_cast<int>(problem_.hosts.size()), problem_.layers(), kMostStages});
     const auto in_chunks = [&](const char* name, double tokens, double positions, int stages) {
       const double rows = chunk_rows(steps == nullptr ? StepCosts() : *steps, tokens, stages);

@@ -124,13 +124,14 @@ class Cluster:
         rate = one["bw_Mbps"] * 2**20 / 8
         return (nbytes / rate if rate else math.inf) + one.get("latency_s", 0)
 
-    def pause(self, before: list[Stage], after: list[Stage], *, keeps: bool) -> float:
+    def pause(self, before: list[Stage], after: list[Stage], *, keeps: bool, copies: bool = False) -> float:
         """Return the seconds from the loss of a host until all texts have a token again.
 
         Args:
             before: Plan with the lost host.
             after: Plan without it.
             keeps: Whether the layers behind the last one that has moved keep their caches.
+            copies: Whether others have copies of weights and full pages, where that is faster.
         """
         had = {
             (stage.host, stage.dtype, layer) for stage in before for layer in range(stage.first, stage.last)
@@ -147,7 +148,11 @@ class Cluster:
         rows = self.chunk_rows(tokens, len(after))
         computing = lost if keeps and not any(self.case.model.get("windows", ())) else self.case.layers
         chunk = self.passing(after, rows, self.positions / 2, chunk=True, until=computing)
-        return 0.15 + load_s + chunk.latency + (tokens / rows - 1) * chunk.longest + self.head_s()
+        whole = 0.15 + load_s + chunk.latency + (tokens / rows - 1) * chunk.longest + self.head_s()
+        if not copies or any(self.case.model.get("windows", ())):
+            return whole
+        steps = max(1.0, min(tokens, self.case.streams * 16) / rows)
+        return min(whole, 0.15 + chunk.latency + (steps - 1) * chunk.longest + self.head_s())
 
     def head_s(self) -> float:
         """Return the seconds in which the head decides one token."""
