@@ -315,7 +315,7 @@ class Decider:
         model, request = self._context.model, self._context.request
         if not request.cache.replicate or plan.steps is None or not isinstance(model, DecoderModel):
             return ()
-        why = None if plan.goes_on else "the run ends with the first loss"
+        why = None if plan.goes_on else "a loss ends the run: give -c tcp and --on-failure continue"
         if plan.steps.window_pages:
             why = f"{model.name} has blocks with windows"
         if why is not None:
