@@ -5,7 +5,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -28,6 +31,7 @@ namespace {
 constexpr std::size_t kLine = 64;
 /// Size of a large page, and of memory for which one is worth while.
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr std::size_t kChunk = 32 * kLargePage;  // that small pieces of memory share
 /// Units of inputs whose products are added before the next tile of rows, if there are many rows: those of a tile then
 /// stay in the first-level cache. A multiple of a group's.
 constexpr std::size_t kUnitsAtOnce = 512;
@@ -190,6 +194,42 @@ Memory::Memory(std::size_t bytes) : bytes_(bytes) {
 #endif
 }
 
+Memory Memory::among_others(std::size_t bytes) {
+  if (bytes == 0 || bytes >= kLargePage) return Memory(bytes);
+  struct Chunk {
+    Memory memory{kChunk};
+    std::vector<int> pieces = std::vector<int>(kChunk / kLargePage);  // in each large page
+    std::size_t used = 0;
+  };
+  static std::mutex mutex;
+  static std::weak_ptr<Chunk> latest;
+  std::shared_ptr<Chunk> chunk;
+  Memory piece;
+  std::size_t first = 0, last = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    chunk = latest.lock();
+    if (chunk == nullptr || chunk->used + bytes > kChunk) latest = chunk = std::make_shared<Chunk>();
+    piece.data_ = chunk->memory.data() + chunk->used;
+    piece.bytes_ = bytes;
+    first = chunk->used / kLargePage;
+    last = (chunk->used + bytes - 1) / kLargePage;
+    for (std::size_t page = first; page <= last; ++page) ++chunk->pieces[page];
+    chunk->used += parts_of(bytes, kLine) * kLine;
+  }
+  piece.block_ = std::shared_ptr<void>(piece.data_, [chunk, first, last](void*) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (std::size_t page = first; page <= last; ++page) {
+      if (--chunk->pieces[page] > 0) continue;
+#if defined(__linux__)
+      // Its rest, if that is used later, is of value 0 again.
+      madvise(chunk->memory.data() + page * kLargePage, kLargePage, MADV_DONTNEED);
+#endif
+    }
+  });
+  return piece;
+}
+
 void Operand::resize(Type type, std::size_t rows, std::size_t width) {
   type_ = type;
   rows_ = rows;
@@ -246,7 +286,7 @@ Tile Operand::tile(std::size_t row, std::size_t unit) const {
 Matrix::Matrix(Type type, std::size_t outputs, std::size_t inputs)
     : type_(type), outputs_(outputs), inputs_(inputs),
       units_(parts_of(inputs, kGroup) * kGroup / values_of_unit(type)) {
-  memory_ = Memory(panels() * panel_bytes());
+  memory_ = Memory::among_others(panels() * panel_bytes());
 }
 
 std::size_t Matrix::panel_bytes() const {

@@ -29,6 +29,9 @@ class Memory {
  public:
   /// Bytes of value 0.
   explicit Memory(std::size_t bytes = 0);
+  /// The same for what is kept: small pieces share large pages, without which what reading them takes depends on
+  /// where the system has put the small ones. Each large page is given back when the last of its pieces is gone.
+  static Memory among_others(std::size_t bytes);
   char* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
 

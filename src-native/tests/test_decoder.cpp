@@ -238,9 +238,34 @@ void test_steps(Type weights, std::size_t window, std::size_t head_size, std::si
   }
 }
 
+/// Small pieces of memory are of value 0, apart, and remain what they are while others go and come.
+void test_memory() {
+  constexpr std::size_t kPieces = 300, kBytes = 300000;
+  std::vector<Memory> pieces;
+  const auto is_all = [](const Memory& piece, char value) {
+    return std::all_of(piece.data(), piece.data() + piece.bytes(), [&](char found) { return found == value; });
+  };
+  const auto add = [&](char value) {
+    pieces.push_back(Memory::among_others(kBytes));
+    if (!is_all(pieces.back(), 0)) return false;
+    std::fill_n(pieces.back().data(), kBytes, value);
+    return true;
+  };
+  bool empty = true, kept = true;
+  for (std::size_t n = 0; n < kPieces; ++n) empty = add(static_cast<char>(1 + n % 100)) && empty;
+  // The last ones are in a page that is not full.
+  for (std::size_t n = kPieces / 4; n < kPieces / 2; ++n) pieces[n] = Memory();
+  for (std::size_t n = 3 * kPieces / 4; n < kPieces; ++n) pieces[n] = Memory();
+  for (std::size_t n = 0; n < kPieces / 2; ++n) empty = add(101) && empty;
+  for (std::size_t n = 0; n < kPieces; ++n) kept = kept && is_all(pieces[n], static_cast<char>(1 + n % 100));
+  check(empty, "small pieces of memory are of value 0");
+  check(kept, "small pieces of memory keep their values");
+}
+
 }  // namespace
 
 int main() {
+  test_memory();
   test_fit();
   test_encode();
   for (std::size_t i = 0; variants().back().codings[i].name != nullptr; ++i) {
