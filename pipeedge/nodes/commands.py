@@ -36,6 +36,7 @@ from pipeedge.nodes.messages import (
 from pipeedge.nodes.options import (
     AskRequest,
     ClientRequest,
+    UpRequest,
     parse_ask,
     parse_down,
     parse_join,
@@ -51,12 +52,15 @@ from pipeedge.transport.authority import Authority, read_removals
 from pipeedge.transport.dialling import NotAMemberError
 from pipeedge.transport.membership import Membership
 
-__all__ = ["ask_main", "down_main", "join_main", "members_main", "status_main", "up_main"]
+__all__ = ["ask_main", "down_main", "join_main", "members_main", "opens_page", "status_main", "up_main"]
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 _LARGE_BYTES = 8e6
 """Smallest transfer that has a line where no bar is drawn: a rank may ask for single pieces first."""
 _REPLY_S = 10.0
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
+"""Variables that graphical sessions set."""
 _STREAMED = object()
 """Reply that was printed as it came."""
 
@@ -109,7 +113,7 @@ def _called(request: ClientRequest, key: Membership) -> Talk:
         raise NotAMemberError(f"{error}: name the key of that cluster with --key, or join it") from error
     except PeerFailedError as error:
         host = request.place[0]
-        where = "on this machine" if host in ("127.0.0.1", "localhost", "::1") else f"on {host}"
+        where = "on this machine" if host in _THIS_MACHINE else f"on {host}"
         raise PeerFailedError(
             f"{error}: start 'pipeedge node' {where}, or name another with --node"
         ) from error
@@ -133,13 +137,28 @@ def _up(argv: list[str], environment: Environment) -> None:
     with _called(request, read_key(request.key)) as talk:
         serving = follow(talk, wanted, Serving, _Bars())
     asked = request.place[0]
-    where = serving.url if asked in ("127.0.0.1", "localhost") else f"{serving.url} on {asked}"
+    where = serving.url if asked in _THIS_MACHINE else f"{serving.url} on {asked}"
     print_result(
         f"{request.model} answers at {where} after {serving.seconds:.1f} s, of which profiling took "
         f"{serving.profiled_s:.1f} s"
     )
-    if request.opens and not webbrowser.open(serving.url):
-        print_notice(f"no browser is here: open {serving.url} yourself")
+    opens = opens_page(request, environment.variables, is_terminal=sys.stdout.isatty())
+    if opens and not webbrowser.open(serving.url):
+        print_notice(f"no browser opens here: open {serving.url} yourself")
+
+
+def opens_page(request: UpRequest, variables: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Return whether to open the page of a service, which only the asked node can show.
+
+    Args:
+        request: What the person has asked for.
+        variables: Environment, in which graphical sessions set some variables.
+        is_terminal: Whether a person reads what is printed.
+    """
+    if request.opens != "auto":
+        return request.opens == "yes"
+    has_screen = sys.platform in ("darwin", "win32") or any(map(variables.get, _DISPLAYS))
+    return has_screen and is_terminal and request.place[0] in _THIS_MACHINE
 
 
 class _Bars:

@@ -174,8 +174,12 @@ class UpRequest(ClientRequest):
         check=PORT,
         help="port of the service, on the loopback interface of the asked node ({default})",
     )
-    opens: bool = option(
-        False, "--open", help="open the page of the service in a browser of this machine, once it answers"
+    opens: str = option(
+        "auto",
+        "--open",
+        choices=("auto", "yes", "no"),
+        help="open the page of the service in a browser once it answers; auto: where a person sits at a "
+        "screen of the asked node ({default})",
     )
     thorough: bool = option(
         False,
@@ -317,7 +321,7 @@ def up_parser() -> argparse.ArgumentParser:
         "go on through losses, until 'pipeedge down'.",
         Section("service", options_of(UpRequest)),
         (
-            "google/vit-base-patch16-224 --open",
+            "google/vit-base-patch16-224",
             "google/vit-base-patch16-224 --nodes 3 --objective latency --plan auto",
             "Qwen/Qwen2.5-0.5B-Instruct --dtype int8 --context 4096",
         ),

@@ -26,7 +26,7 @@ from waiting import LIMIT_S, until
 from pipeedge.base.errors import DeadlineError, InputError, PeerFailedError, RequestError
 from pipeedge.base.fields import encode
 from pipeedge.control.messages import Message
-from pipeedge.nodes.commands import ask_alone, read_question
+from pipeedge.nodes.commands import ask_alone, opens_page, read_question
 from pipeedge.nodes.identity import own_membership
 from pipeedge.nodes.messages import (
     About,
@@ -49,6 +49,7 @@ from pipeedge.nodes.messages import (
     Up,
 )
 from pipeedge.nodes.node import profile_key
+from pipeedge.nodes.options import parse_up
 from pipeedge.nodes.pairing import TRIES, host_one, join_at, new_code
 from pipeedge.nodes.peer import ask_about, call, follow, have_hold, measure_link
 from pipeedge.nodes.programs import located, rank_words
@@ -426,3 +427,29 @@ def test_a_question_without_a_service_is_answered_by_a_run_of_its_own(
     assert read_question("-") == "é"
     with pytest.raises(InputError, match=r"^vit-digits takes images: ask it with the file of an image"):
         ask_alone("vit-digits", "a text")
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "is_terminal", "opens"),
+    [
+        ([], {"DISPLAY": ":0"}, True, True),
+        ([], {"WAYLAND_DISPLAY": "wayland-0"}, True, True),
+        ([], {"DISPLAY": ""}, True, False),
+        ([], {}, True, False),
+        ([], {"DISPLAY": ":0"}, False, False),
+        (["--node", "localhost:29700"], {"DISPLAY": ":0"}, True, True),
+        (["--node", "pi1"], {"DISPLAY": ":0"}, True, False),
+        (["--open", "no"], {"DISPLAY": ":0"}, True, False),
+        (["--open", "yes"], {}, False, True),
+    ],
+)
+def test_the_page_opens_where_a_person_sits_at_a_screen(
+    words: list[str],
+    variables: dict[str, str],
+    is_terminal: bool,
+    opens: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    request = parse_up(["vit-digits", *words], Environment())
+    assert opens_page(request, variables, is_terminal=is_terminal) is opens
