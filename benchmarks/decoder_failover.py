@@ -4,7 +4,7 @@
     disturbances   kills, suspensions, exceptions in a layer, cut cables (with root), of any rank but 0 and at
                    any moment; a fourth of them with a second one within two seconds, or in the recovery
     overhead       seconds of a run of prompts with --on-failure stop, against continue; of a larger model,
-                   with continue, against --replicate; when nothing fails
+                   with continue, against --replicate; two ranks on a core each, of which none fails
 
 Eight clients ask all the time: conversations, schemas, calls of functions, penalties, two answers at once,
 stop strings, seeds. Each answer must have the tokens, the text and the events of the undisturbed one, so none
@@ -461,13 +461,15 @@ def measure_overhead(directory: Path, pairs: int) -> bool:
     larger = str(write_larger(directory / "larger"))
     policies = [("--on-failure", policy) for policy in ("stop", "continue")]
     copies = (*policies[1], "--replicate")
-    found = compare(directory, "llama-puzzles", 200, policies[0], policies[1], pairs, OVERHEAD_GOAL)
-    return compare(directory, larger, 24, policies[1], copies, pairs, COPIES_GOAL) and found
+    small = ("-m", "llama-puzzles", "-pt", "1,8,9,16")
+    found = compare(directory, small, 200, policies[0], policies[1], pairs, OVERHEAD_GOAL)
+    large = ("-m", larger, "-pt", "1,24,25,48")
+    return compare(directory, large, 48, policies[1], copies, pairs, COPIES_GOAL) and found
 
 
 def compare(
     directory: Path,
-    model: str,
+    model: Sequence[str],
     texts: int,
     base: Sequence[str],
     way: Sequence[str],
@@ -478,15 +480,14 @@ def compare(
     prompts = directory / "prompts.jsonl"
     ask = {"ignore_eos": True, "max_tokens": 200}
     prompts.write_text("".join(json.dumps({"prompt": f"{n} 2 1", **ask}) + "\n" for n in range(texts)))
-    shape = SHAPES[0] if model == "llama-puzzles" else ("-pt", "1,16,17,32,33,48")
     ratios = []
     for number in range(pairs):
         took = {}
         for options in (base, way) if number % 2 else (way, base):
             place = Path(tempfile.mkdtemp(dir=directory))
-            common = ("-m", model, "-c", "tcp", *shape, "-u", "8", *options)
+            common = (*model, "-c", "tcp", "-u", "8", *options)
             own = ("--input", str(prompts), "--output", "out.jsonl", "--report", "report.json", "--quiet")
-            with Ranks(3, common, own, place, None) as ranks:
+            with Ranks(2, common, own, place, None, pinned=True) as ranks:
                 if ranks.status(0, LIMIT_S) != 0:
                     sys.exit(f"decoder_failover: a run failed: {ranks.said()}")
             took[options] = json.loads((place / "report.json").read_text())["elapsed_s"]

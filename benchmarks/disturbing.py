@@ -146,14 +146,23 @@ class Ranks:
         own: Further options of rank 0.
         directory: Where they run; their output goes to files there.
         net: Network namespaces, or None for the loopback.
+        pinned: Whether each rank stays on a processor of its own, as on a host of its own.
     """
 
     def __init__(
-        self, count: int, options: Sequence[str], own: Sequence[str], directory: Path, net: Cables | None
+        self,
+        count: int,
+        options: Sequence[str],
+        own: Sequence[str],
+        directory: Path,
+        net: Cables | None,
+        *,
+        pinned: bool = False,
     ) -> None:
         self.count = count
         self.directory = directory
         self._options, self._own, self._net = tuple(options), tuple(own), net
+        self._pinned = pinned
         self._processes: dict[int, ForkServerProcess] = {}
         self._started = [0] * count
         self._cut: set[int] = set()
@@ -179,7 +188,8 @@ class Ranks:
         where = ["--addr", address, "--port", str(port)]
         words = [str(rank), str(self.count), *where, *self._options, *(self._own if rank == 0 else ())]
         name = f"rank{rank}-{self._started[rank]}"
-        process = self._context.Process(target=_become, args=(words, self.directory, name, self._net, rank))
+        arguments = words, self.directory, name, self._net, rank, self._pinned
+        process = self._context.Process(target=_become, args=arguments)
         process.start()
         self._processes[rank] = process
 
@@ -285,9 +295,13 @@ class _Raising:
         return failing
 
 
-def _become(words: Sequence[str], directory: Path, name: str, net: Cables | None, rank: int) -> None:
+def _become(
+    words: Sequence[str], directory: Path, name: str, net: Cables | None, rank: int, pinned: bool
+) -> None:
     """Make this process a rank."""
     os.setsid()
+    if pinned:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     os.chdir(directory)
     if net is not None:
         net.enter(rank)

@@ -2,29 +2,20 @@
 
     a step │ pause        │ a step │ pause        │ ...
 
-The lowest priority is not enough for that. Under a quota of processor time, what a thread uses is missing to
-the other threads of the same process, whatever their priorities.
+A low priority would not do that. Under a quota of processor time, what a thread uses is missing to the other
+threads of the same process, whatever their priorities. And while other processes are served first, all of
+these threads would wait for the interpreter's lock, which the thread holds.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SlowedWork", "give_way"]
+__all__ = ["SlowedWork"]
 
-_LOWEST_PRIORITY = 19
 _MOST_STRETCHED = 10.0
 """Largest ratio of a step's time to its processor time that counts as work; the rest waits for a disk."""
-
-
-def give_way() -> None:
-    """Let the present thread have the processor only while nobody else wants it, where that is possible."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
 class SlowedWork:

@@ -3,8 +3,8 @@
     stage ──rows of each step──> CopySender ──link of the epoch──> CopyReceiver ──> pages of a standby
                                  [copy pages]                      [take copies]
 
-Each [ ] is a thread that has the processor only while nobody else wants it. The sender pauses after each
-page, so that the network has room for steps, and never holds its stage up. A standby loads the weights first.
+Each [ ] is a thread. The sender pauses after each page, for most of the time, so that the network and the
+processor have room for steps. A standby loads the weights first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import PeerFailedError, WeightsError, one_line
-from pipeedge.base.pacing import SlowedWork, give_way
+from pipeedge.base.pacing import SlowedWork
 from pipeedge.base.payload import TensorSpec
 from pipeedge.decoding.page_copies import CopiesOfPages, PagesToCopy
 from pipeedge.models.layers.decoder import PAGE, DecoderStage, StepRows
@@ -81,7 +81,6 @@ class CopySender:
             self._changed.notify()
 
     def _run(self) -> None:
-        give_way()
         try:
             self._copy()
         finally:
@@ -147,7 +146,6 @@ class CopyReceiver:
         crew.start("take copies", lambda: self._run(load))
 
     def _run(self, load: Callable[[Standby], DecoderStage]) -> None:
-        give_way()
         stage: DecoderStage | None = None
         try:
             stage = load(self._standby)

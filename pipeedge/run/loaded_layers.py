@@ -6,8 +6,7 @@ memory may not suffice for both, and what it loads may be what is needed then. H
 until it ends, whatever has become of its epoch, so rank 0 knows why the next one waits.
 
 For a change of the plan, both have to fit: what is needed then is loaded beside what computes, by a thread
-that takes the processor only while nobody else wants it. Under a quota, which both share, that is not enough:
-it works for a quarter of the time, as long as the change is wanted.
+that works for a quarter of the time, as long as the change is wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
-from pipeedge.base.pacing import SlowedWork, give_way
+from pipeedge.base.pacing import SlowedWork
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.plan.cache_owners import Standby
@@ -150,7 +149,6 @@ class LoadedLayers:
             self._start(context, "load standby", load)
 
     def _load_standby(self, context: RankContext, plan: Plan, standby: Standby, crew: Crew) -> None:
-        give_way()
         pacing = SlowedWork(_BESIDE, lambda seconds: self._pause(crew, seconds))
         loaded = load_standby(context, plan, standby, self._device, pacing.pause)
         with self._changed:
@@ -208,8 +206,6 @@ class LoadedLayers:
     ) -> None:
         fraction = 1.0 if beside is None else _BESIDE
         pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
-        if beside is not None:
-            give_way()
         loaded = load_stage(
             context,
             plan,
