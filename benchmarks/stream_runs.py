@@ -179,7 +179,7 @@ class Run:
 
 
 def run_all(runs: Mapping[Path, Run]) -> list[dict[str, Any]]:
-    """Run some at the same time, each with its place; return the figures of text of each."""
+    """Run some at the same time, each with its place; return the figures of text of each, with elapsed_s."""
     started = {place: run.start(place) for place, run in runs.items()}
     deadline = time.monotonic() + LIMIT_S
     try:
@@ -195,7 +195,8 @@ def run_all(runs: Mapping[Path, Run]) -> list[dict[str, Any]]:
             for rank in ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.pid, signal.SIGKILL)
-    return [dict(json.loads((place / "report.json").read_text())["text"]) for place in runs]
+    reports = [json.loads((place / "report.json").read_text()) for place in runs]
+    return [{**report["text"], "elapsed_s": report["elapsed_s"]} for report in reports]
 
 
 def prompts(count: int, tokens: int, vocabulary: int) -> list[list[int]]:
