@@ -24,6 +24,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,8 @@ from pipeedge.data.source import Group, Microbatch, SkippedItem
 from pipeedge.decoding.drafting import Drafter
 from pipeedge.decoding.generation import AnswerTexts, Generation, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.sampler import Sampler
+from pipeedge.decoding.sampling import Sampling
 from pipeedge.decoding.speculation import DraftedTokens
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
@@ -248,6 +251,7 @@ class StepQueue:
         self._scheduler: StepScheduler | None = None
         self._trial: StepTrial | None = None
         """Measurement at the start, until it is over."""
+        self._trial_sampler = Sampler(Sampling(), ())
         self._ends: DecoderEnds | None = None
         self._bounds: StepBounds | None = None
         self._owners: CacheOwners | None = None
@@ -357,7 +361,7 @@ class StepQueue:
         self._pace.pause()
         known = scheduler.limits
         lost = None if owners is None else owners.lost_since(self._owners)
-        scheduler.restart(replace(limits, times=known.times, attention=known.attention), cache, lost)
+        scheduler.restart(limits.timed_as(known), cache, lost)
         self._owners = owners
 
     @property
@@ -564,7 +568,10 @@ class StepQueue:
             raise TypeError("only steps of this queue have results")
         step = microbatch.made
         if self._trial is not None:
-            self._ends.score(outputs[-1:])
+            ends = itertools.accumulate(len(part.tokens) for part in step.parts)
+            for scores in self._ends.score(outputs[[end - 1 for end in ends]]).numpy():
+                with suppress(RequestError):  # nobody gets the token
+                    self._trial_sampler.choose(scores)
             with self._changed:
                 self._trial.finished(step.number, self._clock())
                 self._changed.notify_all()

@@ -1,17 +1,19 @@
 """Measure at the start of a run how long steps take, before there is anything to answer. Pure.
 
-    one row, eight rows, 32 rows: each alone     ──> seconds by rows
-    eight rows, 32 rows far from the beginning   ──> additional cost of attention
-    one row, several steps one behind the other  ──> part of a step's time that the slowest place takes
+    a row of 1, 8, 32 sequences: each step alone   ──> seconds by rows
+    a chunk of a prompt, near and far              ──> additional cost of each row's attention
+    a row of 8 sequences far from the beginning    ──> ... and of reading what a sequence attends to
+    one row, several steps one behind the other    ──> part of a step's time that the slowest place takes
 
 Each step alone is measured twice, and the shorter time counts, as something may have disturbed the other.
-The steps travel through all stages, as any others do. What they write to the cache is nobody's.
+The steps travel through all stages, as any others do, and all rows that would decide a token are scored. What
+they write to the cache is nobody's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -25,7 +27,9 @@ _LONE_ROWS = (1, 8, 32)
 """Rows of the steps that are measured alone."""
 _TIMES = 2
 """How often each of them is measured."""
-_FAR_ROWS = (8, 32)
+_CHUNK_ROWS = (8, 32)
+"""Rows of the chunk that is measured near and far: the most that there may be."""
+_FAR_SEQUENCES = 8
 _FAR = 2048
 """Position of rows far from the beginning, if the context is as long."""
 _BURST_LAPS = 4
@@ -38,11 +42,14 @@ _LEAST_SLOPE = 0.02
 
 @dataclass(frozen=True)
 class TrialStep:
-    """A step of the measurement, all of whose rows are one sequence's."""
+    """A step of the measurement."""
 
-    rows: int
+    sequences: int = 1
+    """Number of sequences."""
+    rows: int = 1
+    """Rows of each; if there are several sequences, 1."""
     position: int = 0
-    """Position of the first row."""
+    """Position of the first row of each."""
     alone: bool = True
     """Whether no other step is in flight."""
 
@@ -51,23 +58,31 @@ class TrialStep:
         """Number of positions up to the last row."""
         return self.position + self.rows
 
+    @property
+    def all_rows(self) -> int:
+        """Number of rows."""
+        return self.sequences * self.rows
 
-def trial_steps(rows: int, context: int, groups: int) -> list[TrialStep]:
+
+def trial_steps(limits: StepLimits) -> list[TrialStep]:
     """Return the steps to measure, in order.
 
     Args:
-        rows: Most rows of a step.
-        context: Longest sequence in tokens.
-        groups: Most steps in flight.
+        limits: Bounds of steps.
     """
-    lone = [TrialStep(count) for count in _LONE_ROWS if count <= min(rows, context)]
-    lone += [
-        TrialStep(count, min(_FAR, context - count))
-        for count in _FAR_ROWS
-        if count <= min(rows, context // 2)
+    rows, context = min(limits.rows, limits.context), limits.context
+    lone = [
+        TrialStep(sequences=count) if count <= limits.sequences else TrialStep(rows=count)
+        for count in _LONE_ROWS
+        if count <= rows
     ]
-    burst = [TrialStep(1, alone=False)] * (_BURST_LAPS * groups if groups > 1 else 0)
-    return [step for step in lone for _ in range(_TIMES)] + burst
+    for count in [count for count in _CHUNK_ROWS if count <= min(limits.rows, context // 2)][-1:]:
+        far = min(_FAR, context - count)
+        lone += [TrialStep(rows=count), TrialStep(rows=count, position=far)]
+        sequences = min(_FAR_SEQUENCES, limits.sequences)
+        lone += [TrialStep(sequences), TrialStep(sequences, position=far)]
+    burst = [TrialStep(alone=False)] * (_BURST_LAPS * limits.groups if limits.groups > 1 else 0)
+    return [step for step in dict.fromkeys(lone) for _ in range(_TIMES)] + burst
 
 
 @dataclass(frozen=True)
@@ -88,13 +103,15 @@ class MeasuredSteps:
 
     def wants(self, step: TrialStep) -> bool:
         """Return whether a step is worth its time, judged by the least that a row has taken so far."""
-        of_row = min((seconds / one.rows for one, seconds in self.lone.items()), default=0.0)
-        return step.rows == 1 or step.rows * of_row <= _LONGEST_S
+        of_row = min((seconds / one.all_rows for one, seconds in self.lone.items()), default=0.0)
+        return step.all_rows == 1 or step.all_rows * of_row <= _LONGEST_S
 
     @property
     def times(self) -> StepTimes | None:
         """Seconds by rows, or None if too little was measured."""
-        found = {step.rows: seconds for step, seconds in self.lone.items() if not step.position}
+        near = [step for step in self.lone if not step.position]
+        # Rows of several sequences come last and replace a chunk of as many.
+        found = {step.all_rows: self.lone[step] for step in sorted(near, key=lambda step: step.sequences)}
         if len(found) < 2:
             return None
         points, latest = [], 0.0
@@ -108,19 +125,31 @@ class MeasuredSteps:
     @property
     def attention(self) -> float | None:
         """Additional cost of a row for each position in front of it, in rows; None if it was not measured."""
-        times = self.times
-        far = [step for step in self.lone if step.position]
-        if times is None or not far:
+        return self._cost_of_positions(lambda step: step.rows > 1)
+
+    @property
+    def reading(self) -> float | None:
+        """Additional cost of a sequence for each position in front of its rows, in rows; None as above."""
+        both = self._cost_of_positions(lambda step: step.rows == 1)
+        if both is None or self.attention is None:
             return None
-        # Reading the weights hides what few rows cost.
-        step = max(far, key=lambda step: step.rows)
-        more = times.cost_within(self.lone[step]) - step.rows
-        return max(0.0, more) / (step.rows * (step.position + (step.rows - 1) / 2))
+        return max(0.0, both - self.attention)
+
+    def _cost_of_positions(self, counts: Callable[[TrialStep], bool]) -> float | None:
+        """Return how much the cost of a row grows with each position, by a kind of steps near and far."""
+        times = self.times
+        far = next((step for step in self.lone if step.position and counts(step)), None)
+        near_s = None if far is None else self.lone.get(replace(far, position=0))
+        if times is None or far is None or near_s is None:
+            return None
+        rows = far.all_rows
+        more = times.cost_within(times.of(rows) + max(0.0, self.lone[far] - near_s)) - rows
+        return max(0.0, more) / (rows * far.position)
 
     @property
     def bottleneck(self) -> float | None:
         """Part of a lone step's time between steps one behind the other, at most 1; None if not measured."""
-        alone = self.lone.get(TrialStep(1))
+        alone = self.lone.get(TrialStep())
         lap = len(self.ends) // _BURST_LAPS
         if alone is None or not lap:
             return None
@@ -142,7 +171,7 @@ class StepTrial:
     def __init__(self, limits: StepLimits, cache: CacheSize) -> None:
         self._limits = limits
         self._cache = cache
-        self._coming = trial_steps(limits.rows, limits.context, limits.groups)
+        self._coming = trial_steps(limits)
         self._flights: dict[int, tuple[TrialStep, float]] = {}
         """Steps in flight and when they began, by number."""
         self._measured = MeasuredSteps()
@@ -173,20 +202,26 @@ class StepTrial:
         del self._coming[0]
         number, self.steps = self.steps, self.steps + 1
         self._flights[number] = one, now
-        # All positions are in one page, of which nothing is expected.
-        places = (0,) * pages_of(one.end, self._cache.page)
-        part = StepPart(
+        return DecodingStep(number, tuple(self._part(one, index) for index in range(one.sequences)))
+
+    def _part(self, one: TrialStep, index: int) -> StepPart:
+        """Return the rows of a sequence, in pages of its own as far as there are as many."""
+        needed, cache = pages_of(one.end, self._cache.page), self._cache
+
+        def places(pages: int) -> tuple[int, ...]:
+            return tuple((index * needed + place) % pages for place in range(needed)) if pages else ()
+
+        return StepPart(
             sequence=-1,
             position=one.position,
             tokens=(0,) * one.rows,
-            pages=places if self._cache.pages else (),
-            window_pages=places if self._cache.window_pages else (),
-            scored=False,
+            pages=places(cache.pages),
+            window_pages=places(cache.window_pages),
+            scored=True,
         )
-        return DecodingStep(number, (part,))
 
     def finished(self, number: int, now: float) -> None:
-        """Note that a step has been through all stages, and its last row is scored."""
+        """Note that a step has been through all stages, and the rows that decide a token are scored."""
         one, began = self._flights.pop(number)
         self._measured = self._measured.with_step(one, began, now)
 
@@ -194,10 +229,11 @@ class StepTrial:
     def limits(self) -> StepLimits:
         """The bounds of steps with what was measured."""
         found = self._measured
-        times, attention = found.times or self._limits.times, found.attention
+        times, attention, reading = found.times or self._limits.times, found.attention, found.reading
         return replace(
             self._limits,
             times=times,
             attention=self._limits.attention if attention is None else attention,
+            reading=self._limits.reading if reading is None else reading,
             bottleneck=self._limits.bottleneck if found.bottleneck is None else found.bottleneck,
         )

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
@@ -106,10 +106,18 @@ class StepLimits:
     """Most proposed tokens of a sequence in a step; 0 for none."""
     attention: float = 1e-4
     """Additional cost of a row for each position in front of it, in rows."""
+    reading: float = 0.0
+    """Additional cost of consecutive rows together for each position in front of them, in rows: the cache is
+    read once for all of them.
+    """
 
     def cost(self, position: int, rows: int) -> float:
         """Return the cost of consecutive rows of a sequence, in rows."""
-        return rows * (1 + self.attention * (position + (rows - 1) / 2))
+        return rows * (1 + self.attention * (position + (rows - 1) / 2)) + self.reading * position
+
+    def timed_as(self, known: StepLimits) -> StepLimits:
+        """Return these bounds with the costs and times of steps that others have."""
+        return replace(self, times=known.times, attention=known.attention, reading=known.reading)
 
     def best_groups(self, cost: float) -> int:
         """Return among how many groups to deal sequences that generate, so that all have a token soonest.
@@ -133,7 +141,7 @@ class StepLimits:
     def rows_for(self, cost: float, position: int) -> int:
         """Return the most rows from ``position`` on that cost no more than ``cost``."""
         half, linear = self.attention / 2, 1 + self.attention * (position - 0.5)
-        cost = max(cost, 0.0)
+        cost = max(cost - self.reading * position, 0.0)
         return math.floor(2 * cost / (linear + math.sqrt(linear * linear + 4 * half * cost)))
 
 
@@ -466,7 +474,8 @@ class StepScheduler:
             return
         # A refused row must not have moved a window, nor taken the page that another sequence waits for.
         stays = self._window_pool is not None or self.free_pages <= len(self._running)
-        times, row_cost = self._times_of_proposals(groups), cost / len(chosen)
+        read = sum(limits.reading * one.position for one in chosen)
+        times, row_cost = self._times_of_proposals(groups), (cost - read) / len(chosen)
         offers = []
         for one in chosen:
             end = min(one.position + 1 + most, one.end - 1)

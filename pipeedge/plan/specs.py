@@ -177,9 +177,9 @@ class EndCosts:
     row_s: float
     """Seconds of each of those rows."""
     feed_s: float
-    """Seconds to make a step."""
+    """Seconds to make a step, and of the threads that hand it over to one another."""
     feed_row_s: float
-    """Seconds to embed each row of it."""
+    """Seconds of the same for each row of it."""
     memory_bytes: float
     """Bytes of embedding, last norm and head."""
 

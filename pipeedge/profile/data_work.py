@@ -23,7 +23,7 @@ import torch
 
 from pipeedge.base.crew import Crew
 from pipeedge.base.payload import TensorSpec
-from pipeedge.data import InputSource, InputStream
+from pipeedge.data import InputSource, ItemStream
 from pipeedge.data.companions import companion_directories
 from pipeedge.data.defaults import PHOTO_FILE, asset, default_digits, digits_fit
 from pipeedge.data.images import ImageFiles, image_transform
@@ -74,7 +74,7 @@ def usual_items(model: Model, tokens: int | None) -> Items:
 class DataRank:
     """A data rank that is to work."""
 
-    stream: InputStream
+    stream: ItemStream
     feeder: Feeder
     collector: Collector
 

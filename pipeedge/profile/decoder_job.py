@@ -2,7 +2,7 @@
 
     rows 1, 2, 4, 8, 16 of different sequences  x  contexts, short to long ┐
     chunks of prompts of 16, 64, 256            x  the same                ┴─> times of all layers ─> fit
-    head, choice of tokens, embedding           x  rows 1, 2, 4, 8, 16     ──> fit
+    what a step takes besides                   x  1 and 8 texts           ──> ``text_work``
 
 The whole step is timed as a rank executes it, and native code reads the clock where one layer ends and the
 next begins. Blocks with the same window and rotation take the same time, so of a large model only as many are
@@ -12,7 +12,6 @@ loaded as do not fit into the caches of a processor.
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,18 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeedge.base.errors import ModelError, RequestError, WeightsError
+from pipeedge.base.errors import RequestError, WeightsError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.schedule import LayerRange
-from pipeedge.data.prompts import read_generation_defaults
-from pipeedge.data.step_queue import StepGroup
 from pipeedge.decoding.pages import pages_of, window_pages_of
-from pipeedge.decoding.sampler import Sampler
-from pipeedge.decoding.sampling import Sampling
-from pipeedge.decoding.steps import DecodingStep, StepPart
 from pipeedge.models.architecture import LAYERS_PER_BLOCK
 from pipeedge.models.decoder import DecoderModel, check_decoder_dtype
-from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.layers.decoder import PAGE, DecoderStage, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length
@@ -43,9 +36,11 @@ from pipeedge.profile.job import SEED
 from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.quota import Quota
+from pipeedge.profile.rehearsal import StepsAtWork, rehearse_steps
 from pipeedge.profile.request import MeasureRequest, ProfileConditions
 from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
 from pipeedge.profile.step_fit import StepPoint, fit_rows, fit_steps, step_seconds
+from pipeedge.profile.text_work import TextRank
 from pipeedge.run.stage import StepStage
 from pipeedge.transport.base import Packet
 
@@ -59,6 +54,10 @@ _LONG = 1024
 """Longest context to measure in tokens, if the model and the memory have room for it."""
 _ENOUGH_BYTES = 256 << 20
 """Weights of the blocks to measure: more than the caches of a processor hold."""
+_TEXTS = (1, 8)
+"""Numbers of texts with which the data rank is rehearsed."""
+_REHEARSED = 24
+"""Tokens of each of them."""
 _CACHE_PART = 0.25
 """Part of the free memory that the cache to measure with may take."""
 
@@ -237,7 +236,11 @@ def measure_decoder(
     with power.computing():
         timed = steps.measure(job.request.iterations, lambda part: advance("timing steps", part), power)
     numbers, residual = steps.fit(timed, quota)
-    end_costs = _measure_ends(job, ends)
+    advance("rehearsing steps", 1.0)
+    rank = TextRank(job.model, ends, job.dtype, steps.bounds)
+    clock = time.process_time if quota.pauses else time.perf_counter
+    at_work = steps.rehearse(rank, clock)
+    end_costs = rank.costs({texts: one.data_s for texts, one in at_work.items()}, clock, quota.stretch)
     crossing = [job.model.step_specs(cut, 1, 8, job.dtype) for cut in range(job.model.n_layers + 1)]
     measure = measure_handling
     if quota.pauses:
@@ -249,7 +252,7 @@ def measure_decoder(
         found,
         residual=residual,
         load_s_per_byte=loading_s / loaded if weights is None else None,
-        overhead_s=steps.overhead_s(timed, quota),
+        overhead_s=quota.stretch * at_work[_TEXTS[0]].stage_s,
         handling=handling,
         busy_w=power.take_watts(),
     )
@@ -261,8 +264,6 @@ class _Timed:
 
     layers: list[Seconds] = field(default_factory=list)
     """Seconds of each layer, in each repetition."""
-    whole_s: list[float] = field(default_factory=list)
-    """Seconds of the whole step, with what a rank does besides."""
 
 
 @dataclass(frozen=True)
@@ -318,12 +319,9 @@ class _Steps:
         while not _enough(done, time.perf_counter() - began, repetitions):
             for one, packet in zip(timed, packets, strict=True):
                 payload = tuple(tensor.clone() for tensor in packet.payload)
-                start = time.perf_counter()
                 run(Packet(packet.number, packet.items, payload), seconds)
-                whole_s = time.perf_counter() - start
                 if done:  # the first round warms up
                     one.layers.append(seconds.copy())
-                    one.whole_s.append(whole_s)
             done += 1
             power.sample()
             progress(min(1.0, done / (repetitions or MOST_REPETITIONS)))
@@ -396,16 +394,21 @@ class _Steps:
         first = [blocks[kinds.index(kind)] for kind in kinds]
         return np.concatenate(first)
 
-    def overhead_s(self, timed: Sequence[_Timed], quota: Quota) -> float:
-        """Return what a stage does for a step besides its layers, in seconds."""
-        besides = [
-            statistics.median(
-                whole - float(layers.sum()) for whole, layers in zip(one.whole_s, one.layers, strict=True)
-            )
-            for one, point in zip(timed, self.points, strict=True)
-            if not point.is_chunk
-        ]
-        return statistics.median(besides) * quota.stretch
+    def rehearse(self, rank: TextRank, clock: Callable[[], float]) -> dict[int, StepsAtWork]:
+        """Return what steps cost besides their layers, for some numbers of texts."""
+        run = StepStage(self.stage, self.bounds, 0, is_last=True)
+        seconds = np.zeros(len(self.stage.layers))
+
+        def compute(packet: Packet) -> tuple[Packet, float]:
+            began = time.perf_counter()
+            found = run(packet, seconds)
+            return found, time.perf_counter() - began - float(seconds.sum())
+
+        tokens = min(_REHEARSED, self.bounds.context - 1)
+        return {
+            texts: rehearse_steps(compute, functools.partial(rank.open, texts, tokens), clock)
+            for texts in _TEXTS
+        }
 
 
 def _enough(done: int, elapsed_s: float, repetitions: int | None) -> bool:
@@ -413,51 +416,3 @@ def _enough(done: int, elapsed_s: float, repetitions: int | None) -> bool:
     if repetitions is not None:
         return done > repetitions
     return done > MOST_REPETITIONS or (done > LEAST_REPETITIONS and elapsed_s >= ENOUGH_S)
-
-
-def _measure_ends(job: DecoderJob, ends: DecoderEnds) -> EndCosts:
-    """Measure making steps, scoring their rows and choosing the tokens, as the data rank does."""
-    quota = Quota.of_this_process()
-    clock, stretch = (time.process_time, quota.stretch) if quota.pauses else (time.perf_counter, 1.0)
-    try:
-        options = read_generation_defaults(job.model).sampling
-    except ModelError:
-        options = Sampling()
-    hidden = torch.randn((_ROWS[-1], job.model.config.hidden), generator=torch.Generator().manual_seed(SEED))
-    hidden = hidden.to(ends.stream_dtype)
-
-    def decide(rows: int) -> None:
-        scores = ends.score(hidden[:rows]).numpy()
-        for row in scores:
-            Sampler(options, ()).choose(row)
-
-    def feed(rows: int) -> None:
-        parts = tuple(StepPart(row, 0, (0,), (row,), (), scored=True) for row in range(rows))
-        group = StepGroup((), DecodingStep(0, parts), ends)
-        group.collate(tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in group.specs))
-
-    def seconds(work: Callable[[int], None], rows: int) -> float:
-        return stretch * _typical_seconds(functools.partial(work, rows), clock)
-
-    decided = np.array([seconds(decide, rows) for rows in _ROWS])
-    fed = [seconds(feed, rows) for rows in (_ROWS[0], _ROWS[-1])]
-    feed_row_s = max(0.0, (fed[1] - fed[0]) / (_ROWS[-1] - _ROWS[0]))
-    fixed, start, row = fit_rows(_ROWS, decided)
-    return EndCosts(
-        float(fixed),
-        float(start),
-        float(row),
-        max(0.0, fed[0] - feed_row_s),
-        feed_row_s,
-        job.model.end_bytes(job.dtype),
-    )
-
-
-def _typical_seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
-    work()
-    times = []
-    for _ in range(9):
-        began = clock()
-        work()
-        times.append(clock() - began)
-    return statistics.median(times)

@@ -1,4 +1,4 @@
-"""Rehearse a small stage as a run has it, to find what it costs besides its parts.
+"""Rehearse a stage as a run has it, to find what it costs besides its parts.
 
     data rank   input  ──> [stage: take it, compute] ──> [collect] ──> results
     links       frames ──> link ──> [stage: receive, compute, send] ──> link ──> frames released
@@ -11,6 +11,12 @@ beside layers that take 20 ms, and a third more if they take 0.5 ms.
 So a small model is run once more by the runtime's own threads, links and loops, at full speed. What the stage
 takes on the data rank besides its layers is the overhead of any stage; what it takes over a transport besides
 these two is handling; what taking the input and collecting take is the data rank's own work.
+
+The steps of a decoder are rehearsed whatever its size. With a local stage, one follows the other, so all that
+lies between two of them is work of the data rank, and of the threads that hand them over to one another:
+
+    stage        ██ step 1 ██              ██ step 2 ██
+    data rank                 score, make              score, make
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeAlias
 
 from pipeedge.base.crew import Crew
@@ -34,7 +41,16 @@ from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, Stage
 from pipeedge.transport.base import Link, Packet, PacketSource, Transport
 from pipeedge.transport.loopback import LocalLink
 
-__all__ = ["LONGEST_PASS_S", "AtWork", "OpenDataRank", "Rehearsal", "rehearse_data_rank", "rehearse_links"]
+__all__ = [
+    "LONGEST_PASS_S",
+    "AtWork",
+    "OpenDataRank",
+    "Rehearsal",
+    "StepsAtWork",
+    "rehearse_data_rank",
+    "rehearse_links",
+    "rehearse_steps",
+]
 
 LONGEST_PASS_S = 0.005
 """Seconds of the longest pass that is rehearsed: in a longer one, the difference would drown in its noise."""
@@ -116,6 +132,51 @@ def rehearse_data_rank(
         max(0.0, stage_s - stage.pass_s),
         DataWork(max(known.feed_s, feed_s), max(known.collect_s, collect_s)),
     )
+
+
+@dataclass(frozen=True)
+class StepsAtWork:
+    """Costs of a step of a decoder in a rank that works, besides the layers."""
+
+    stage_s: float
+    """Seconds of the stage."""
+    data_s: float
+    """Seconds of the data rank, with its head."""
+
+
+def rehearse_steps(
+    compute: Callable[[Packet], tuple[Packet, float]],
+    open_rank: Callable[[PacketSource], AbstractContextManager[DataRank]],
+    clock: Callable[[], float],
+) -> StepsAtWork:
+    """Return what steps cost besides the layers, in a rank that has nothing else to do.
+
+    Args:
+        compute: Computes a step; returns also the seconds of the stage besides the layers.
+        open_rank: Opens the data rank, with the link from the stage.
+        clock: Time of the process in seconds, by which the data rank's work counts.
+    """
+    stage_s: list[float] = []
+    moments: list[tuple[float, float]] = []
+
+    def timed(packet: Packet) -> Packet:
+        began = clock()
+        found, besides_s = compute(packet)
+        moments.append((began, clock()))
+        stage_s.append(besides_s)
+        return found
+
+    activity, computed, crew = Activity(), LocalLink(), Crew()
+    crew.on_stop(computed.close)
+    with open_rank(computed) as rank:
+        outgoing = Outgoing(SendingEnd(computed), activity)
+        loop = StageLoop(StageSteps(timed), Incoming(rank.feeder, None, activity), outgoing, activity)
+        rank.stream.start(crew)
+        for name, work in (("stage", loop.run), ("collect", rank.collector.run)):
+            crew.start(name, work)
+        crew.wait()
+    data_s = [began - ended for (_, ended), (began, _) in pairwise(moments)]
+    return StepsAtWork(statistics.median(stage_s), statistics.median(data_s))
 
 
 @dataclass

@@ -17,7 +17,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +163,7 @@ class SimulatedSteps:
             self.scheduler.begin(limits, self._trial.steps)
             self._trial = None
         known = self.scheduler.limits
-        self.scheduler.restart(replace(limits, times=known.times, attention=known.attention), cache, lost)
+        self.scheduler.restart(limits.timed_as(known), cache, lost)
         self.now_s = now_s
 
     def _feed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import socket
 import threading
@@ -13,13 +14,24 @@ import torch
 
 from pipeedge.base.errors import DeadlineError, PeerFailedError, RequestError
 from pipeedge.base.payload import TensorSpec
+from pipeedge.decoding.pages import pages_of
 from pipeedge.models import find_model
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import PAGE
+from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile import network, rehearsal, transport_costs
 from pipeedge.profile.data_work import DataRankRequest, DataWork
 from pipeedge.profile.handling import Handling, measure_handling
 from pipeedge.profile.network import measure_link, parse_place
-from pipeedge.profile.rehearsal import Rehearsal, rehearse_data_rank, rehearse_links
+from pipeedge.profile.rehearsal import (
+    Rehearsal,
+    StepsAtWork,
+    rehearse_data_rank,
+    rehearse_links,
+    rehearse_steps,
+)
+from pipeedge.profile.text_work import TextRank
 from pipeedge.profile.transport_costs import measure_transports
 from pipeedge.request.config import TRANSPORTS
 from pipeedge.transport.base import Packet
@@ -190,6 +202,38 @@ def test_a_stage_at_work_shows_what_its_parts_do_not(
     # What is known already is not counted again.
     known = rehearse_links(stage, 1.0, Handling(0.0, 0.0), {"tcp": costs})
     assert (known["tcp"].receive_s, known["tcp"].send_s) == (0, 0)
+
+
+def test_what_a_data_rank_does_between_two_steps_is_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the head and the stage move: the head takes 2 s, and 1 s for each row."""
+    model, now = find_decoder("llama-puzzles"), [0.0]
+    ends, bounds = model.ends(), StepBounds(64, 16, 8, 8 * pages_of(64, PAGE), 0)
+    rank, rows = TextRank(model, ends, torch.float32, bounds), []
+    score = ends.score
+
+    def slow(hidden: torch.Tensor) -> torch.Tensor:
+        now[0] += 2 + len(hidden)
+        return score(hidden)
+
+    def compute(packet: Packet) -> tuple[Packet, float]:
+        rows.append(packet.items)
+        now[0] += 100
+        return Packet(packet.number, packet.items, packet.payload[:1], packet.lease), 0.25
+
+    monkeypatch.setattr(ends, "score", slow)
+    found = {}
+    for texts in (1, 8):
+        rows.clear()
+        work = rehearse_steps(compute, functools.partial(rank.open, texts, 5), lambda: now[0])
+        assert rows == 5 * [texts]
+        assert work == StepsAtWork(0.25, 2 + texts)
+        found[texts] = work.data_s
+    # Of what is known of the whole, the head's own part is not counted twice.
+    besides = {texts: seconds + 0.5 + 0.125 * texts for texts, seconds in found.items()}
+    costs = rank.costs(besides, lambda: now[0], stretch=2.0)
+    head = [max(costs.fixed_s, costs.start_s + rows * costs.row_s) for rows in (1, 8)]
+    assert head == pytest.approx([6, 20])
+    assert (costs.feed_s, costs.feed_row_s) == pytest.approx((1.0, 0.25))
 
 
 def test_a_transport_that_cannot_be_opened_keeps_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:

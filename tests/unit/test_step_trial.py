@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 
 from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.step_trial import MeasuredSteps, StepTrial, TrialStep
-from pipeedge.decoding.steps import CacheSize, StepLimits
+from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits
 
-CACHE = CacheSize(pages=100)
+CACHE = CacheSize(pages=1000)
 
 
-def stage_s(rows: int, position: int, attention: float, reading: float) -> float:
+def stage_s(step: DecodingStep, reading: float) -> float:
     """Return the seconds of a stage: for reading weights, or 2 ms a row if that is longer."""
-    return max(reading, 0.002 * rows * (1 + attention * (position + (rows - 1) / 2)))
+    cost = 0.0
+    for part in step.parts:
+        rows = len(part.tokens)
+        cost += rows * (1 + 1e-3 * (part.position + (rows - 1) / 2)) + 2e-3 * part.position
+    return max(reading, 0.002 * cost)
 
 
 def measured(
@@ -30,51 +34,75 @@ def measured(
     slow: float = 1.0,
     reading: float = 0.02,
     cold: float = 0.0,
+    head: float = 0.0,
 ) -> StepLimits:
     """Let the measurement run through places, whose times are these parts of a stage's.
 
-    The first step takes ``cold`` seconds more.
+    The first step takes ``cold`` seconds more, and the last place ``head`` for each row that decides a token.
     """
     trial, now = StepTrial(limits, CACHE), 0.0
     free, flights = [0.0] * len(places), deque[tuple[float, int]]()
     while not trial.is_over:
         while (step := trial.next(now)) is not None:
-            (part,) = step.parts
             moment = now + cold * (step.number == 0)
             for place, share in enumerate(places):
-                took = slow * share * stage_s(step.rows, part.position, 1e-3, reading)
+                took = slow * share * stage_s(step, reading)
+                if place == len(places) - 1:
+                    took += head * sum(part.deciding for part in step.parts)
                 moment = free[place] = max(moment, free[place]) + took
                 moment += hop
             flights.append((moment, step.number))
-            assert len(part.pages) == -(-(part.position + step.rows) // CACHE.page)
-            assert part.position + step.rows <= limits.context
-            assert step.rows <= limits.rows
+            check_bounds(step, limits)
         now, number = flights.popleft()
         trial.finished(number, now)
     assert trial.next(now) is None
     return trial.limits
 
 
+def check_bounds(step: DecodingStep, limits: StepLimits) -> None:
+    """Check that a step is one that stages take, of sequences that have nothing in common."""
+    assert step.rows <= limits.rows
+    assert len(step.parts) <= limits.sequences
+    pages = [page for part in step.parts for page in part.pages]
+    assert len(set(pages)) == len(pages)
+    assert set(pages) <= set(range(CACHE.pages))
+    for part in step.parts:
+        end = part.position + len(part.tokens)
+        assert end <= limits.context
+        assert len(part.pages) == -(-end // CACHE.page)
+
+
 def test_times_attention_and_the_slowest_place_are_found() -> None:
-    found = measured([0.25, 0.5, 0.25], StepLimits(context=4096, groups=6, rows=256), hop=0.001)
-    assert [found.times.of(rows) for rows in (1, 8, 32)] == pytest.approx([0.023, 0.023, 0.069], rel=0.05)
-    assert found.bottleneck == pytest.approx(0.01 / 0.023, rel=0.01)
+    limits = StepLimits(context=4096, groups=6, rows=256)
+    found = measured([0.25, 0.5, 0.25], limits, hop=0.001, reading=0.016)
+    assert [found.times.of(rows) for rows in (1, 8, 32)] == pytest.approx([0.019, 0.019, 0.067], rel=0.05)
+    assert found.bottleneck == pytest.approx(0.008 / 0.019, rel=0.01)
     assert found.attention == pytest.approx(1e-3, rel=0.1)
+    assert found.reading == pytest.approx(2e-3, rel=0.1)
+
+
+def test_rows_of_different_sequences_are_all_scored() -> None:
+    """As when texts grow together: half a millisecond for each of eight rows is as much as four rows take."""
+    limits = StepLimits(context=4096, rows=256, sequences=8)
+    found = measured([1.0], limits, head=0.0005, reading=0.004)
+    assert found.times.of(8) == pytest.approx(8 * 0.0025)
+    # More rows than sequences are those of a prompt, the last of which decides.
+    assert found.times.of(32) == pytest.approx(32 * 0.002 * (1 + 1e-3 * 15.5) + 0.0005)
 
 
 def test_a_disturbed_step_does_not_slow_the_bottleneck_down() -> None:
-    steps = MeasuredSteps({TrialStep(1): 0.04})
+    steps = MeasuredSteps({TrialStep(): 0.04})
     for number in range(12):
         moment = 0.01 * number + (0.03 if number >= 5 else 0.0)
-        steps = steps.with_step(TrialStep(1, alone=False), 0.0, moment)
+        steps = steps.with_step(TrialStep(alone=False), 0.0, moment)
     assert steps.bottleneck == pytest.approx(0.25)
 
 
 def test_steps_that_return_in_bunches_do_not_hasten_the_bottleneck() -> None:
     """As where the head shares a processor with the first stage, which is busy with the next steps first."""
-    steps = MeasuredSteps({TrialStep(1): 0.02})
+    steps = MeasuredSteps({TrialStep(): 0.02})
     for number in range(16):
-        steps = steps.with_step(TrialStep(1, alone=False), 0.0, 0.03 * (number // 3))
+        steps = steps.with_step(TrialStep(alone=False), 0.0, 0.03 * (number // 3))
     assert steps.bottleneck == pytest.approx(0.5, rel=0.1)
 
 
@@ -86,14 +114,14 @@ def test_a_slow_device_measures_no_long_steps() -> None:
 def test_a_slow_first_step_leaves_nothing_out() -> None:
     limits = StepLimits(context=4096, groups=6, rows=256)
     found, cold = (measured([0.5, 0.5], limits, cold=seconds) for seconds in (0.0, 2.0))
-    assert cold.attention == pytest.approx(found.attention)
+    assert (cold.attention, cold.reading) == pytest.approx((found.attention, found.reading))
     assert [cost for cost, _ in cold.times.points] == [1.0, 8.0, 32.0]
 
 
 def test_bounds_that_leave_no_room_keep_the_estimates() -> None:
     limits = StepLimits(context=2, groups=2, rows=2, bottleneck=1.0)
     found = measured([1.0], limits)
-    assert (found.times, found.attention) == (limits.times, limits.attention)
+    assert found.timed_as(limits) == found
     assert found.bottleneck == pytest.approx(1.0)
 
 

@@ -414,9 +414,16 @@ def test_what_can_never_run_is_refused(prompt: int, most: int, cache: CacheSize,
         scheduler.add(0, [1] * prompt, most)
 
 
-@given(cost=st.floats(0, 500), position=st.integers(0, 5000), attention=st.sampled_from([0.0, 1e-4, 0.02]))
-def test_rows_for_a_cost_are_as_many_as_it_pays(cost: float, position: int, attention: float) -> None:
-    limits = StepLimits(context=9000, attention=attention)
+@given(
+    cost=st.floats(0, 500),
+    position=st.integers(0, 5000),
+    attention=st.sampled_from([0.0, 1e-4, 0.02]),
+    reading=st.sampled_from([0.0, 1e-2]),
+)
+def test_rows_for_a_cost_are_as_many_as_it_pays(
+    cost: float, position: int, attention: float, reading: float
+) -> None:
+    limits = StepLimits(context=9000, attention=attention, reading=reading)
     rows = limits.rows_for(cost, position)
     assert rows == 0 or limits.cost(position, rows) <= cost + 1e-6
     assert limits.cost(position, rows + 1) > cost - 1e-6

@@ -1,0 +1,165 @@
+"""Measure the work of a decoder's data rank: making steps, scoring their rows, and choosing the tokens.
+
+    head, choice of tokens      x  rows 1, 2, 4, 8, 16   ──> what the tokens of a step cost
+    a rank with a local stage   x  1 and 8 texts         ──> what a step costs besides (``rehearsal``)
+
+The rank has the runtime's own queue, scheduler of steps and threads. What it costs that these hand over each
+step is work of the data rank, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pipeedge.base.errors import ModelError, PipeEdgeError
+from pipeedge.data.prompts import read_generation_defaults
+from pipeedge.data.step_queue import StepQueue
+from pipeedge.decoding.generation import Piece, WrittenAnswer
+from pipeedge.decoding.prompt import Prompt
+from pipeedge.decoding.sampler import Sampler
+from pipeedge.decoding.sampling import Sampling
+from pipeedge.decoding.structure import Structure
+from pipeedge.decoding.structure_matching import StructureMatcher
+from pipeedge.models.decoder import DecoderModel
+from pipeedge.models.decoder_ends import DecoderEnds
+from pipeedge.models.step_rows import StepBounds
+from pipeedge.plan.specs import EndCosts
+from pipeedge.profile.data_work import DataRank
+from pipeedge.profile.job import SEED
+from pipeedge.profile.step_fit import fit_rows
+from pipeedge.run.activity import Activity
+from pipeedge.run.feed_collect import Collection as Collecting
+from pipeedge.run.feed_collect import Collector, Feed, Feeder
+from pipeedge.run.worker import Incoming
+from pipeedge.transport.base import PacketSource
+
+__all__ = ["TextRank"]
+
+_ROWS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class TextRank:
+    """A data rank that writes texts of tokens without a text."""
+
+    model: DecoderModel
+    ends: DecoderEnds
+    dtype: torch.dtype
+    """Number type of the weights."""
+    bounds: StepBounds
+
+    @functools.cached_property
+    def sampling(self) -> Sampling:
+        """Options of answers that the files of the model give."""
+        try:
+            return read_generation_defaults(self.model).sampling
+        except ModelError:
+            return Sampling()
+
+    @contextmanager
+    def open(self, texts: int, tokens: int, results: PacketSource) -> Iterator[DataRank]:
+        """Open a data rank for texts that grow together.
+
+        Args:
+            texts: Number of texts.
+            tokens: Number of tokens of each, behind a prompt of one.
+            results: Source of the results.
+        """
+        queue = StepQueue(_NoTexts(), measures=False)
+        queue.begin(self.ends, self.bounds, 0, self.model.window)
+        options = replace(self.sampling, max_tokens=tokens, ignore_eos=True)
+        for text in range(texts):
+            queue.submit(Prompt((0,), options, text), _Nobody())
+        queue.drain()
+        activity, stream = Activity(), queue.stream()
+        feeder = Feeder(Feed(stream, texts, self.ends.stream_dtype), activity)
+        collection = Collecting(queue, counts_accuracy=False)
+        with queue:
+            yield DataRank(stream, feeder, Collector(feeder, Incoming(results, None, activity), collection))
+
+    def costs(
+        self, steps_s: Mapping[int, float], clock: Callable[[], float], stretch: float = 1.0
+    ) -> EndCosts:
+        """Return what the ends cost.
+
+        Args:
+            steps_s: Seconds of ``clock`` that the data rank takes for a step, for two numbers of texts.
+            clock: Time of the process in seconds.
+            stretch: Elapsed seconds per second of ``clock``.
+        """
+        architecture = self.ends.architecture
+        hidden = torch.randn((_ROWS[-1], architecture.hidden), generator=torch.Generator().manual_seed(SEED))
+        hidden = hidden.to(self.ends.stream_dtype)
+        sampler = Sampler(self.sampling, ())
+
+        def decide(rows: int) -> None:
+            for row in self.ends.score(hidden[:rows]).numpy():
+                sampler.choose(row)
+
+        decided = [_typical_seconds(functools.partial(decide, rows), clock) for rows in _ROWS]
+        fixed, start, row = fit_rows(_ROWS, np.array(decided))
+        (few, few_s), (many, many_s) = (
+            (texts, seconds - max(fixed, start + texts * row)) for texts, seconds in sorted(steps_s.items())
+        )
+        feed_row_s = max(0.0, (many_s - few_s) / (many - few))
+        return EndCosts(
+            stretch * float(fixed),
+            stretch * float(start),
+            stretch * float(row),
+            stretch * float(max(0.0, few_s - few * feed_row_s)),
+            stretch * float(feed_row_s),
+            self.model.end_bytes(self.dtype),
+        )
+
+
+def _typical_seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
+    work()
+    times = []
+    for _ in range(9):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return statistics.median(times)
+
+
+class _Nobody:
+    """Listener to an answer that nobody waits for."""
+
+    def grew(self, sequence: int, piece: Piece) -> None:
+        """Do nothing."""
+
+    def ended(self, sequence: int, answer: WrittenAnswer) -> None:
+        """Do nothing."""
+
+    def failed(self, sequence: int, error: PipeEdgeError) -> None:
+        """Do nothing."""
+
+    def broke(self, error: BaseException) -> None:
+        """Do nothing."""
+
+
+class _NoTexts:
+    """Texts of tokens, all of which are empty."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return no text."""
+        return ""
+
+    def is_silent(self, token: int) -> bool:
+        """Return that every token may have a text, as those of answers do."""
+        return False
+
+    def is_byte(self, token: int) -> bool:
+        """Return that no token is a single byte."""
+        return False
+
+    def matcher(self, structure: Structure, end_tokens: Collection[int]) -> StructureMatcher:
+        """Refuse: no answer follows a structure."""
+        raise NotImplementedError
