@@ -7,6 +7,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../decoder/stage.hpp"
@@ -88,19 +89,15 @@ void test_fit() {
     weights[k * kColumns + 2] = 0.75F;
     weights[k * kColumns + 3] = k == 7 ? -40.0F : weights[k * kColumns + 3];
   }
-  std::vector<std::uint8_t> first;
+  std::vector<std::uint8_t> first_codes, first_zeros;
+  std::vector<Half> first_scales;
   for (const Variant& variant : variants()) {
     std::vector<std::uint8_t> codes(kGroup * kColumns), zeros(kColumns);
     std::vector<Half> scales(kColumns);
     variant.fit(weights.data(), codes.data(), scales.data(), zeros.data());
-    std::vector<std::uint8_t> all = codes;
-    all.insert(all.end(), zeros.begin(), zeros.end());
-    for (const Half scale : scales) {
-      all.push_back(static_cast<std::uint8_t>(scale >> 8));
-      all.push_back(static_cast<std::uint8_t>(scale & 0xff));
-    }
-    if (first.empty()) first = all;
-    check(all == first, std::string(variant.name) + " fits as the others do");
+    if (first_codes.empty()) std::tie(first_codes, first_zeros, first_scales) = std::tie(codes, zeros, scales);
+    check(codes == first_codes && zeros == first_zeros && scales == first_scales,
+          std::string(variant.name) + " fits as the others do");
     check(*std::max_element(codes.begin(), codes.end()) <= kMostNibble, "codes have 4 bits");
     check(*std::max_element(zeros.begin(), zeros.end()) <= kMostZero, "zeros are in the range");
   }
