@@ -15,7 +15,7 @@
 namespace pipeedge::decoder {
 
 /// Most weights of a unit.
-constexpr std::size_t kSuper = 256;
+constexpr std::size_t kSuper = kMostGroups * kGroup;
 
 /// A group of weights in 8 bits: code times scale.
 struct ByteGroup {

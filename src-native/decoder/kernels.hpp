@@ -26,6 +26,8 @@ constexpr std::size_t kColumns = 32;
 constexpr std::size_t kUnit = 4;
 /// Inputs with a common scale in 8 bits.
 constexpr std::size_t kGroup = 32;
+/// Most groups of a row that are rounded together.
+constexpr std::size_t kMostGroups = 8;
 /// Codes of 8 bits of weights, and the one that stands for zero: products of x86 take codes without sign, and start with
 /// what that adds to the sum of a group, kStart for each of the row's codes. Those of ARM take signed ones.
 #if defined(__aarch64__)
@@ -120,6 +122,13 @@ struct Nibbles {
   const std::uint8_t* zeros = nullptr;
 };
 
+/// A group of inputs of the outputs of a panel, before their codes are mixed.
+struct PanelGroup {
+  Half scales[kColumns];
+  std::uint8_t zeros[kColumns];        // 4 bits only
+  WeightCode codes[kColumns][kGroup];  // of 8 bits, or of 4
+};
+
 struct Coding;
 
 /// The loops, compiled for one instruction set.
@@ -136,9 +145,9 @@ struct Variant {
   void (*quantise)(const float* x, std::size_t width, std::int8_t* codes, float* scales, std::int32_t* starts);
   /// Returns whether all numbers are finite.
   bool (*finite)(const float* x, std::size_t count);
-  /// Writes the scale and the codes of 8 bits of a group of weights, which are NaN if one of them is not finite. The same
-  /// in every variant.
-  void (*encode)(const float* weights, Half* scale, WeightCode* codes);
+  /// Writes the scales and codes of 8 bits of at most kMostGroups groups of weights of a column; the scale is NaN where
+  /// a weight of its group is not finite. Returns whether all are finite. The same in every variant.
+  bool (*encode)(const float* weights, std::size_t groups, std::size_t column, PanelGroup* out);
   /// Finds codes of 4 bits for a group of inputs [kGroup, kColumns], with their scales and zeros. The same in every
   /// variant.
   void (*fit)(const float* weights, std::uint8_t* codes, Half* scales, std::uint8_t* zeros);

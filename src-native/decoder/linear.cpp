@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #if defined(__linux__)
@@ -74,9 +75,16 @@ std::uint32_t pair_of(const Value* values) {
   return narrowed(values[0]) | static_cast<std::uint32_t>(narrowed(values[1])) << 16;
 }
 
+/// Returns whole groups of float32 that begin with `count` values and go on with zeros: the values themselves, or in
+/// `room`.
 template <typename Value>
-void widen_some(const Value* values, std::size_t count, float* out) {
-  for (std::size_t i = 0; i < count; ++i) out[i] = widened(values[i]);
+const float* whole_groups(const Value* values, std::size_t count, float* room) {
+  if constexpr (std::is_same_v<Value, float>) {
+    if (count % kGroup == 0) return values;
+  }
+  for (std::size_t i = 0; i < count; ++i) room[i] = widened(values[i]);
+  std::fill(room + count, room + parts_of(count, kGroup) * kGroup, 0.0F);
+  return room;
 }
 
 /// Rounds the inputs [kGroup, kColumns] of a group to 4 bits, and keeps those of `count` outputs from a column on.
@@ -356,46 +364,56 @@ void Matrix::write_group(std::size_t output, std::size_t count, std::size_t numb
 }
 
 template <typename Value>
-void Matrix::put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
+bool Matrix::put_bytes(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
+  PanelGroup groups[kMostGroups];
+  const std::size_t some = parts_of(span.count, kGroup);
+  bool finite = true;
+  for (std::size_t n = 0; n < count; ++n) {
+    float room[kSuper];
+    const float* values = whole_groups(weights + n * stride, span.count, room);
+    finite = best_variant().encode(values, some, output % kColumns + n, groups) && finite;
+  }
+  for (std::size_t g = 0; g < some; ++g) write_group(output, count, span.first / kGroup + g, groups[g]);
+  return finite;
+}
+
+/// Number of inputs that are packed together, whole groups, so that what is written stays in the first-level cache.
+std::size_t Matrix::inputs_at_once() const { return type_ == Type::kInt8 ? kSuper : kGroup; }
+
+/// Packs at most `inputs_at_once` inputs of outputs of a panel. Returns whether all weights are finite, which it finds
+/// out for codes of 8 bits only.
+template <typename Value>
+bool Matrix::put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride) {
   const std::size_t column = output % kColumns;
-  if (takes_codes(type_)) {
+  if (type_ == Type::kInt8) return put_bytes(output, count, span, weights, stride);
+  if (type_ == Type::kInt4) {
     PanelGroup group;
-    for (std::size_t k = 0; k < span.count; k += kGroup) {
-      const std::size_t width = std::min(kGroup, span.count - k);
-      if (type_ == Type::kInt4) {
-        float values[kGroup * kColumns] = {};
-        for (std::size_t n = 0; n < count; ++n) {
-          for (std::size_t i = 0; i < width; ++i)
-            values[i * kColumns + column + n] = widened(weights[n * stride + k + i]);
-        }
-        fit_group(values, column, count, group);
-      } else {
-        for (std::size_t n = 0; n < count; ++n) {
-          float values[kGroup] = {};
-          widen_some(weights + n * stride + k, width, values);
-          best_variant().encode(values, group.scales + column + n, group.codes[column + n]);
-        }
-      }
-      write_group(output, count, (span.first + k) / kGroup, group);
+    float values[kGroup * kColumns] = {};
+    for (std::size_t n = 0; n < count; ++n) {
+      for (std::size_t i = 0; i < span.count; ++i) values[i * kColumns + column + n] = widened(weights[n * stride + i]);
     }
-    return;
+    fit_group(values, column, count, group);
+    write_group(output, count, span.first / kGroup, group);
+    return true;
   }
   char* panel = memory_.data() + output / kColumns * panel_bytes();
+  const bool pairs = type_ == Type::kBfloat16;
   const std::size_t values = values_of_unit(type_), first = span.first / values;
   for (std::size_t n = 0; n < count; ++n) {
     const Value* row = weights + n * stride;
     char* to = panel + (first * kColumns + column + n) * kUnit;
     for (std::size_t u = 0; u * values < span.count; ++u) {
-      const std::uint32_t unit = type_ == Type::kFloat32       ? bits_of(widened(row[u]))
+      const std::uint32_t unit = !pairs                        ? bits_of(widened(row[u]))
                                  : u * values + 1 < span.count ? pair_of(row + u * values)
                                                                : narrowed(row[u * values]);
       std::memcpy(to + u * kColumns * kUnit, &unit, kUnit);
     }
   }
+  return true;
 }
 
 /// Calls `work` with each panel that has some of `count` outputs from `first` on, with the first of these and their
-/// number, and with a few of its inputs at a time, so that what is written stays in the first-level cache.
+/// number, and with at most `most` of its inputs at a time.
 template <typename Work>
 void Matrix::each_part(std::size_t first, std::size_t count, std::size_t most, std::size_t threads,
                        const Work& work) const {
@@ -411,8 +429,7 @@ void Matrix::each_part(std::size_t first, std::size_t count, std::size_t most, s
 
 template <typename Value>
 void Matrix::pack(std::size_t first, std::size_t count, const Value* weights, std::size_t threads) {
-  const std::size_t most = type_ == Type::kInt8 ? kSuper : kGroup;
-  each_part(first, count, most, threads, [&](std::size_t output, std::size_t outputs, Span span) {
+  each_part(first, count, inputs_at_once(), threads, [&](std::size_t output, std::size_t outputs, Span span) {
     put(output, outputs, span, weights + (output - first) * inputs_ + span.first, inputs_);
   });
 }
@@ -470,9 +487,13 @@ bool Matrix::pack(std::size_t first, std::size_t count, const Coding& coding, co
         for (std::size_t k = 0; k < span.count; k += coding.values) {
           coding.decode(row + (span.first + k) / coding.values * coding.bytes, values + n * kSuper + k);
         }
-        all = best_variant().finite(values + n * kSuper, span.count) && all;
+        if (type_ != Type::kInt8) all = best_variant().finite(values + n * kSuper, span.count) && all;
       }
-      put(output, outputs, span, values, kSuper);
+      const std::size_t most = inputs_at_once();
+      for (std::size_t k = 0; k < span.count; k += most) {
+        const Span some{span.first + k, std::min(most, span.count - k)};
+        all = put(output, outputs, some, values + k, kSuper) && all;
+      }
     }
     if (!all) finite = false;
   });

@@ -76,13 +76,6 @@ struct Span {
   std::size_t first, count;
 };
 
-/// A group of inputs of the outputs of a panel, before their codes are mixed.
-struct PanelGroup {
-  Half scales[kColumns];
-  std::uint8_t zeros[kColumns];        // 4 bits only
-  WeightCode codes[kColumns][kGroup];  // of 8 bits, or of 4
-};
-
 /// The weights of a linear layer, packed.
 class Matrix {
  public:
@@ -126,10 +119,13 @@ class Matrix {
   Nibbles nibbles(std::size_t panel, std::size_t group) const;
   void read_group(std::size_t output, std::size_t number, PanelGroup& out) const;
   void write_group(std::size_t output, std::size_t count, std::size_t number, PanelGroup& group);
+  std::size_t inputs_at_once() const;
   bool take_group(const Coding& coding, const std::uint8_t* row, std::size_t number, std::size_t column,
                   PanelGroup& out) const;
   template <typename Value>
-  void put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
+  bool put_bytes(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
+  template <typename Value>
+  bool put(std::size_t output, std::size_t count, Span span, const Value* weights, std::size_t stride);
   template <typename Work>
   void each_part(std::size_t first, std::size_t count, std::size_t most, std::size_t threads, const Work& work) const;
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iostream>
+#include <limits>
 #include <random>
 #include <string>
 #include <tuple>
@@ -103,23 +104,35 @@ void test_fit() {
   }
 }
 
-/// All variants round a group to 8 bits alike, and to the nearest code.
+/// All variants round groups to 8 bits alike, and to the nearest code; one that is not finite becomes NaN.
 void test_encode() {
-  std::vector<float> weights = random_values(kGroup, 6);
+  constexpr std::size_t kGroups = 5, kBroken = 3, kColumn = 9;
+  std::vector<float> weights = random_values(kGroups * kGroup, 6);
   weights[5] = -40.0F;
-  Half first = 0;
-  std::vector<WeightCode> wanted;
+  weights[kBroken * kGroup + 7] = std::numeric_limits<float>::infinity();
+  std::vector<PanelGroup> wanted;
   for (const Variant& variant : variants()) {
-    Half scale = 0;
-    std::vector<WeightCode> codes(kGroup);
-    variant.encode(weights.data(), &scale, codes.data());
-    if (wanted.empty()) first = scale, wanted = codes;
-    check(scale == first && codes == wanted, std::string(variant.name) + " rounds to 8 bits as the others do");
-    const double step = std::ldexp(128 + (scale & 127), (scale >> 7) - 134);
-    bool nearest = true;
-    for (std::size_t k = 0; k < kGroup; ++k) {
-      nearest = nearest && std::abs(static_cast<double>(weights[k]) - (codes[k] - kZero) * step) <= 0.5001 * step;
+    std::vector<PanelGroup> groups(kGroups);
+    const bool finite = variant.encode(weights.data(), kBroken, kColumn, groups.data());
+    const bool rest = variant.encode(weights.data() + kBroken * kGroup, kGroups - kBroken, kColumn, &groups[kBroken]);
+    check(finite && !rest, std::string(variant.name) + " finds what is not finite");
+    if (wanted.empty()) wanted = groups;
+    bool same = true, nearest = true;
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      const Half scale = groups[g].scales[kColumn];
+      const WeightCode* codes = groups[g].codes[kColumn];
+      same = same && scale == wanted[g].scales[kColumn] && std::equal(codes, codes + kGroup, wanted[g].codes[kColumn]);
+      if (g == kBroken) {
+        nearest = nearest && scale == kNotANumber && std::count(codes, codes + kGroup, kZero) == kGroup;
+        continue;
+      }
+      const double step = std::ldexp(128 + (scale & 127), (scale >> 7) - 134);
+      for (std::size_t k = 0; k < kGroup; ++k) {
+        const double off = static_cast<double>(weights[g * kGroup + k]) - (codes[k] - kZero) * step;
+        nearest = nearest && std::abs(off) <= 0.5001 * step;
+      }
     }
+    check(same, std::string(variant.name) + " rounds to 8 bits as the others do");
     check(nearest, std::string(variant.name) + " rounds to the nearest code of 8 bits");
   }
 }
