@@ -188,13 +188,25 @@ const Coding* find_coding(const std::string& name) {
   return nullptr;
 }
 
+// Large memory does not come from the heap: parts of files that were read are freed there, and would stay resident in
+// front of what begins on a large page. The system gives memory of zeros page by page, when it is first written.
 Memory::Memory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  // The system gives memory of zeros page by page, when it is first written.
-  const std::size_t alignment = bytes < kLargePage ? kLine : kLargePage;
-  void* const block = std::calloc(bytes + alignment, 1);
-  if (block == nullptr) throw std::bad_alloc();
-  block_.reset(block, std::free);
+  std::size_t alignment = kLine;
+#if defined(__linux__)
+  if (bytes >= kLargePage) {
+    alignment = kLargePage;
+    const std::size_t whole = bytes + alignment;
+    void* const block = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) throw std::bad_alloc();
+    block_.reset(block, [whole](void* begin) { munmap(begin, whole); });
+  }
+#endif
+  if (block_ == nullptr) {
+    void* const block = std::calloc(bytes + alignment, 1);
+    if (block == nullptr) throw std::bad_alloc();
+    block_.reset(block, std::free);
+  }
   const std::size_t over = reinterpret_cast<std::uintptr_t>(block_.get()) % alignment;
   data_ = static_cast<char*>(block_.get()) + (over == 0 ? 0 : alignment - over);
 #if defined(__linux__)
