@@ -16,7 +16,14 @@ from pipeedge.models.architecture import Architecture
 from pipeedge.models.dtypes import INT4, dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import DecoderOptions
-from pipeedge.models.layers.decoder import as_array, finite_codes, read_rows
+from pipeedge.models.layers.decoder import (
+    as_array,
+    finite_codes,
+    in_readers,
+    one_at_a_time,
+    read_rows,
+    reader_shares,
+)
 from pipeedge.models.weights.coded_writing import HEAD
 from pipeedge.models.weights.comparing import Placeholder, check_tensors
 from pipeedge.models.weights.files import WeightsFile
@@ -81,7 +88,6 @@ class DecoderEnds:
         own_head = options.tied and _has_coded_head(architecture, file)
         if own_head:
             shapes[HEAD] = Placeholder(shapes[WORD_TABLE].shape)
-        threads = torch.get_num_threads()
         fillings = check_tensors(shapes, architecture, file)
         file.announce(source.name for filling in fillings for source in filling.sources)
         for filling in fillings:
@@ -89,10 +95,7 @@ class DecoderEnds:
             if name == WORD_TABLE:
                 self._words = self._read_words(filling, shape, file)
             if name == HEAD or (name == WORD_TABLE and options.tied and not own_head):
-                with finite_codes(filling, file):
-                    for part in read_rows(filling, shape, file, progress):
-                        array = part.array
-                        self._native.fill("weight", part.row, array, threads=threads, coding=part.coding)
+                self._read_head(filling, shape, file, progress)
             elif name == _POSITIONS:
                 self._positions = torch.empty(shape, dtype=self.stream_dtype)
                 for name, view in filling.views(self._positions, 1):
@@ -103,6 +106,23 @@ class DecoderEnds:
                 for part in read_rows(filling, shape, file, progress):
                     values = part.values + 1 if offset else part.values
                     self._native.fill("norm", first + part.row, as_array(values))
+
+    def _read_head(
+        self,
+        filling: Filling,
+        shape: Sequence[int],
+        file: WeightsFile,
+        progress: Callable[[int], object],
+    ) -> None:
+        advance = one_at_a_time(progress)
+
+        def read(within: range, threads: int) -> None:
+            with finite_codes(filling, file):
+                for part in read_rows(filling, shape, file, advance, within):
+                    array = part.array
+                    self._native.fill("weight", part.row, array, threads=threads, coding=part.coding)
+
+        in_readers(reader_shares(filling, shape[0], file), read)
 
     def _read_words(
         self, filling: Filling, shape: Sequence[int], file: WeightsFile

@@ -310,21 +310,23 @@ def test_several_readers_give_the_same_weights(puzzles: Path, monkeypatch: pytes
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         read: list[int] = []
         model.stage(dtype=torch.int8, pages=1, progress=read.append)
+        model.ends(torch.int8, progress=read.append)
         found.append((scores_of(puzzles, torch.int8, TOKENS), sum(read)))
     assert torch.equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.parametrize("name", ["blk.2.ffn_up.weight", "token_embd.weight"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_scale_that_is_not_finite_is_refused(
-    threads: int, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, threads: int, puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     path, data = tmp_path / "model.gguf", bytearray(puzzles.read_bytes())
-    start = read_gguf_header(puzzles).tensors["blk.2.ffn_up.weight"].start
+    start = read_gguf_header(puzzles).tensors[name].start
     data[start + 34 : start + 36] = np.array([np.nan], "<f2").tobytes()
     path.write_bytes(data)
-    assert refusal(path) == f"{path}: blk.2.ffn_up.weight: weights are not finite; fetch the file again"
+    assert refusal(path) == f"{path}: {name}: weights are not finite; fetch the file again"
 
 
 def test_what_is_not_supported_is_named(

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +53,12 @@ __all__ = [
     "StepRows",
     "as_array",
     "finite_codes",
+    "in_readers",
     "matrices_of",
+    "one_at_a_time",
     "part_shapes",
     "read_rows",
+    "reader_shares",
     "wide_matrices",
 ]
 
@@ -96,6 +99,7 @@ _VALUE_BYTES = {name: size / values for name, values, size in native.weight_codi
 """Sizes of the values of codings."""
 _TOGETHER = 64
 """Number of rows that packing divides among threads without sharing a panel."""
+_Piece = TypeVar("_Piece")
 
 
 @dataclass(frozen=True)
@@ -251,28 +255,16 @@ class DecoderStage:
         for filling in fillings:
             check_coding(filling, file, self.dtype)
         blocks = [list(block) for _, block in groupby(fillings, self._block_of)]
-        threads = torch.get_num_threads()
-        readers = min(threads, len(blocks)) if file.several_readers else 1
-        lock = Lock()
+        advance = one_at_a_time(progress)
 
-        def advance(values: int) -> None:
-            with lock:
-                progress(values)
-
-        def read(block: Iterable[Filling]) -> None:
+        def read(block: Iterable[Filling], threads: int) -> None:
             for filling in block:
                 shape = shapes[filling.parameter].shape
                 with finite_codes(filling, file):
                     for part in read_rows(filling, shape, file, advance):
-                        self._put(filling, part, threads // readers)
+                        self._put(filling, part, threads)
 
-        # Readers do not wait for each other after each part, as threads that pack one do.
-        if readers > 1:
-            with ThreadPoolExecutor(readers) as pool:
-                for _ in pool.map(read, blocks):
-                    pass
-        else:
-            read(fillings)
+        in_readers(blocks if file.several_readers else [fillings], read)
         return self
 
     def _block_of(self, filling: Filling) -> int:
@@ -430,6 +422,41 @@ class TensorRows:
         return as_array(self.values)
 
 
+def in_readers(pieces: Sequence[_Piece], read: Callable[[_Piece, int], None]) -> None:
+    """Call ``read`` with each piece and with a number of threads, in as many readers as there are threads.
+
+    Readers do not wait for each other after each part of a tensor, as threads that pack one do.
+    """
+    threads = torch.get_num_threads()
+    readers = min(threads, len(pieces))
+    if readers < 2:
+        for piece in pieces:
+            read(piece, threads)
+        return
+    with ThreadPoolExecutor(readers) as pool:
+        for _ in pool.map(read, pieces, repeat(threads // readers)):
+            pass
+
+
+def one_at_a_time(progress: Callable[[int], object]) -> Callable[[int], None]:
+    """Return a function that several readers may call at the same time."""
+    lock = Lock()
+
+    def advance(values: int) -> None:
+        with lock:
+            progress(values)
+
+    return advance
+
+
+def reader_shares(filling: Filling, rows: int, file: WeightsFile) -> list[range]:
+    """Divide the rows of a parameter among readers, for ``read_rows``; panels are not shared."""
+    whole = len(filling.sources) > 1 or filling.sources[0].layout is not same
+    readers = torch.get_num_threads() if file.several_readers and not whole else 1
+    size = -(-rows // readers // _TOGETHER) * _TOGETHER
+    return [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
 @contextmanager
 def finite_codes(filling: Filling, file: WeightsFile) -> Iterator[None]:
     """Say which tensor it is whose codes native code refuses: one of their scales is not a number."""
@@ -445,21 +472,29 @@ def read_rows(
     shape: Sequence[int],
     file: WeightsFile,
     progress: Callable[[int], object] = lambda _: None,
+    within: range | None = None,
 ) -> Iterator[TensorRows]:
-    """Yield a parameter of ``shape`` in parts, which are small and valid until the next one is asked for."""
+    """Yield a parameter of ``shape`` in parts, which are small and valid until the next one is asked for.
+
+    ``within`` are the rows to read, one of ``reader_shares``; None: all.
+    """
     if any(source.layout is not same for source in filling.sources):
         tensor = torch.empty(tuple(shape))
         for name, view in filling.views(tensor, 1):
             file.read_into(name, view, progress)
         yield TensorRows(0, tensor)
         return
-    row = 0
+    row = 0 if within is None else within.start
     for source in filling.sources:
         coding = file.coding(source.name)
         row_bytes = math.prod(shape[1:]) * (2 if coding is None else _VALUE_BYTES[coding])
         part_bytes = _PART_BYTES / (2 if file.several_readers else 1)  # each has a part
         together = max(1, int(part_bytes / row_bytes) // _TOGETHER) * _TOGETHER
-        for part in (file.read_rows if coding is None else file.read_coded)(source.name, together):
+        if within is not None and len(within) < shape[0]:
+            parts = file.read_within(source.name, together, within)
+        else:
+            parts = (file.read_rows if coding is None else file.read_coded)(source.name, together)
+        for part in parts:
             as_it_is = coding is not None or (part.dtype is torch.bfloat16 and part.dim() > 1)
             yield TensorRows(row, part if as_it_is else part.to(torch.float32), coding)
             row += len(part)

@@ -86,7 +86,7 @@ class WeightsFile(ABC):
 
     @property
     def several_readers(self) -> bool:
-        """Whether several threads may, and had better, read different tensors at the same time."""
+        """Whether several threads may, and had better, read at the same time, tensors or parts of one."""
         return False
 
     @abstractmethod
@@ -166,6 +166,13 @@ class WeightsFile(ABC):
             WeightsError: The data ends early or is damaged.
         """
         raise TypeError(f"{name} of {self.path} is no matrix of codes; {rows} rows were asked for")
+
+    def read_within(self, name: str, rows: int, within: range) -> Iterator[torch.Tensor]:
+        """Yield some rows of a tensor as ``read_coded`` does, or ``read_rows`` if it has plain numbers.
+
+        A file with ``several_readers`` can do this, in several threads for one tensor.
+        """
+        raise TypeError(f"{self.path} has one reader; {rows} of rows {within} of {name} were asked for")
 
 
 class StreamedFile(WeightsFile):

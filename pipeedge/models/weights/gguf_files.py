@@ -123,6 +123,20 @@ class GgufFile(WeightsFile):
 
     def read_rows(self, name: str, rows: int) -> Iterator[torch.Tensor]:
         """Yield a tensor in parts of about so many rows; codes become float32."""
+        return self._values(name, rows, self._all_rows(name))
+
+    def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
+        """Yield a matrix of codes in parts of about so many rows, uint8 [rows, bytes]."""
+        return self._raw(name, rows, self._all_rows(name))
+
+    def read_within(self, name: str, rows: int, within: range) -> Iterator[torch.Tensor]:
+        """Yield some rows of a tensor, codes or numbers."""
+        return (self._values if self.coding(name) is None else self._raw)(name, rows, within)
+
+    def _all_rows(self, name: str) -> range:
+        return range(self.header.tensors[name].shape[0])
+
+    def _values(self, name: str, rows: int, within: range) -> Iterator[torch.Tensor]:
         import torch
 
         from pipeedge import _native as native
@@ -134,7 +148,7 @@ class GgufFile(WeightsFile):
                 f"{self.path}: {name} is of type {tensor.form.name}, which is not read; "
                 f"{', '.join(READABLE_FORMS)} are"
             )
-        for part in self._raw(name, rows):
+        for part in self._raw(name, rows, within):
             if coding is not None:
                 yield torch.from_numpy(native.decode_rows(coding, part.numpy(), tensor.shape[-1])).view(
                     -1, *tensor.shape[1:]
@@ -143,25 +157,21 @@ class GgufFile(WeightsFile):
                 values = part.view(dtype).view(-1, *tensor.shape[1:])
                 yield values - 1 if self._has_plus_one(name) else values
 
-    def read_coded(self, name: str, rows: int) -> Iterator[torch.Tensor]:
-        """Yield a matrix of codes in parts of about so many rows, uint8 [rows, bytes]."""
-        return self._raw(name, rows)
-
-    def _raw(self, name: str, rows: int) -> Iterator[torch.Tensor]:
-        """Yield the bytes of the rows of the first dimension, in Hugging Face's order, in one buffer."""
+    def _raw(self, name: str, rows: int, within: range) -> Iterator[torch.Tensor]:
+        """Yield the bytes of some rows of the first dimension, in Hugging Face's order, in one buffer."""
         import numpy as np
         import torch
 
         tensor = self.header.tensors[name]
-        head, count = self._head_rows(name), tensor.shape[0]
+        head = self._head_rows(name)
         rows = max(1, rows // max(head, 1)) * max(head, 1)
         width = _first_row_bytes(tensor)
-        data = bytearray(min(rows, count) * width)
+        data = bytearray(min(rows, len(within)) * width)
         try:
             with self.path.open("rb", buffering=0) as file, memoryview(data) as memory:
-                file.seek(tensor.start)
-                for start in range(0, count, rows):
-                    size = min(rows, count - start) * width
+                file.seek(tensor.start + within.start * width)
+                for start in range(within.start, within.stop, rows):
+                    size = min(rows, within.stop - start) * width
                     if not fill_memory(file, memory[:size]):
                         raise WeightsError(
                             f"{self.path} is truncated: the data of {name}, shape {list(tensor.shape)}, ends "
