@@ -189,7 +189,8 @@ const Coding* find_coding(const std::string& name) {
 }
 
 // Large memory does not come from the heap: parts of files that were read are freed there, and would stay resident in
-// front of what begins on a large page. The system gives memory of zeros page by page, when it is first written.
+// front of what begins on a large page, and what the heap has kept would have to be cleared, even for weights that a
+// stage then adopts. The system gives memory of zeros page by page, when it is first written.
 Memory::Memory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   std::size_t alignment = kLine;
