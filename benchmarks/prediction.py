@@ -16,7 +16,9 @@ prediction for the longest sentence alone.
 
 ``--decoder`` runs a decoder of a public shape with random weights on two pinned cores: one stream and
 several, each with the cut that the scheduler chooses and with one that memory forces. Tokens a second, the
-time between two tokens, that to the first one, and the bytes of the cache are compared.
+time between two tokens, that to the first one, and the bytes of the cache are compared. Cores share the
+memory that steps wait for, which hosts do not. So each core is profiled as the run finds it: for one stream,
+whose stages take turns, while the other core is idle, and for several while it writes text.
 
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.
@@ -25,6 +27,7 @@ ranges as shards, both measured alternately in one process.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -35,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,9 @@ DECODER_STREAMS = (1, 8)
 DECODER_PROMPT, DECODER_ANSWER = 96, 64
 """Tokens of each prompt and each answer."""
 DECODER_TARGET = 0.1
+LOAD_PROMPTS = 256
+LOAD_STARTS_S = 5.0
+"""Seconds after which a core that is to write text does so."""
 UBATCH = 8
 LEAST_MICROBATCHES = 8
 RUN_S = 12.0
@@ -387,32 +393,48 @@ def measure_quotas(
     return worst
 
 
-def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores) -> None:
-    """Write ``models.yml`` and ``device_types.yml`` for both cores, measured at once."""
-    running = []
-    for core in range(2):
-        place = directory / f"core{core}"
-        place.mkdir()
-        options = [
-            "-m",
-            str(model),
-            "--dtype",
-            dtype,
-            "-dt",
-            place.name,
-            "--mem-MB",
-            "65536",
-            "--bw-Mbps",
-            "8000",
-        ]
-        running.append(
-            start([*cores.pinned(core), sys.executable, str(ROOT / "profiler.py"), *options], place)
-        )
-    wait(running)
-    shutil.copy(directory / "core0" / "models.yml", directory)
+@contextlib.contextmanager
+def writing(model: Path, dtype: str, directory: Path, cores: Cores, index: int) -> Iterator[None]:
+    """Keep a core writing as many texts as the run with several streams."""
+    directory.mkdir(exist_ok=True)
+    row = {"prompt_token_ids": [100] * 16, "max_tokens": 256, "ignore_eos": True}
+    (directory / "prompts.jsonl").write_text(LOAD_PROMPTS * (json.dumps(row) + "\n"))
+    options = ["0", "1", "-m", str(model), "--dtype", dtype, "-u", str(DECODER_STREAMS[-1])]
+    options += ["-c", "tcp", "--context", "288", "--speculate", "0"]
+    options += ["--input", "prompts.jsonl", "--output", "answers.jsonl"]
+    load = start([*cores.pinned(index), sys.executable, str(ROOT / "runtime.py"), *options], directory)
+    try:
+        time.sleep(LOAD_STARTS_S)
+        yield
+        if load.poll() is not None:
+            raise SystemExit("the texts that one core was to write ended before the other was profiled")
+    finally:
+        load.kill()
+        load.wait()
+
+
+def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, busy: bool) -> None:
+    """Write ``models.yml`` and ``kinds.yml`` for both cores, one measured after the other.
+
+    Args:
+        model: Directory of the model.
+        dtype: Number type.
+        directory: Where to write.
+        cores: The cores.
+        busy: Whether the other core writes text meanwhile.
+    """
     kinds = {}
     for core in range(2):
-        kinds.update(read(directory / f"core{core}" / "device_types.yml"))
+        place = directory / f"core{core}"
+        place.mkdir(parents=True)
+        options = ["-m", str(model), "--dtype", dtype, "-dt", place.name]
+        options += ["--mem-MB", "65536", "--bw-Mbps", "8000"]
+        command = [*cores.pinned(core), sys.executable, str(ROOT / "profiler.py"), *options]
+        beside = writing(model, dtype, directory / "load", cores, 1 - core)
+        with beside if busy else contextlib.nullcontext():
+            wait([start(command, place)])
+        kinds.update(read(place / "device_types.yml"))
+    shutil.copy(directory / "core0" / "models.yml", directory)
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
@@ -438,7 +460,6 @@ def run_decoder(
         {
             "prompt_token_ids": [chance.randrange(100, 40000) for _ in range(DECODER_PROMPT)],
             "max_tokens": DECODER_ANSWER,
-            "temperature": 0,
             "ignore_eos": True,
         }
         for _ in range(2 * streams if streams == 1 else streams)
@@ -481,13 +502,13 @@ def measure_decoder(
         Tokenizer(WordLevel(words)).save(str(model / "tokenizer.json"))
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
-            work = Path(text) / f"profile{repetition}"
-            work.mkdir()
-            profile_decoder(model, arguments.dtype, work, cores)
             for number, (streams, forced) in enumerate(
                 (streams, forced) for streams in DECODER_STREAMS for forced in (False, True)
             ):
-                if forced:
+                work = Path(text) / f"profile{repetition}-{streams}"
+                if not forced:
+                    profile_decoder(model, arguments.dtype, work, cores, busy=streams > 1)
+                else:
                     force_cut(model, work, streams)
                 port = arguments.port + 4 * repetition + number
                 report = run_decoder(model, arguments.dtype, streams, work, cores, port)
