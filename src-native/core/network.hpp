@@ -28,7 +28,7 @@
 namespace pipeedge {
 
 // kAside and those after it are the seconds of the asides.
-enum Amount : unsigned { kLoss = 0, kSeconds = 1, kScore = 2, kAside = 3 };
+enum Amount : std::uint8_t { kLoss = 0, kSeconds = 1, kScore = 2, kAside = 3 };
 constexpr std::size_t kAmounts = 3 + Problem::kMostAsides;
 using Amounts = std::array<double, kAmounts>;
 

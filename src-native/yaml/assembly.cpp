@@ -31,6 +31,8 @@ std::optional<double> agreement_of(const Profile& profile) {
   return short_dtype(profile.dtype) == "float32" ? 1 : profile.agreement;
 }
 
+constexpr const char* kKnownTypes = "known: float32, float16, bfloat16, int8, int4 (also as torch.float32 ...)";
+
 // Losses of number types and bits that were not measured only rank plans that are otherwise equal.
 constexpr double kNominalLoss = 0.01;
 double nominal_loss(int bits) { return 0.5 / (std::pow(2.0, bits) - 1); }
@@ -214,7 +216,12 @@ class Assembler {
       const std::vector<Profile>* const profiles = find_profiles(*type, request_.model);
       for (std::size_t p = 0; profiles != nullptr && p < profiles->size(); ++p) {
         const Profile& profile = (*profiles)[p];
-        if (asked_for(profile)) offered.emplace(profile.batch_size, std::string(short_dtype(profile.dtype)));
+        if (!asked_for(profile)) continue;
+        if (find_number_type(short_dtype(profile.dtype)) == nullptr) {
+          throw SpecError(types_name_ + ": " + printable(type->name) + " has a profile of " +
+                          printable(request_.model) + " in dtype " + printable(profile.dtype) + "; " + kKnownTypes);
+        }
+        offered.emplace(profile.batch_size, std::string(short_dtype(profile.dtype)));
       }
     }
     if (!offered.empty()) return {offered.begin(), offered.end()};
@@ -236,8 +243,7 @@ class Assembler {
       if (found == nullptr) continue;
       for (const Profile& profile : *found) there.insert(printable(short_dtype(profile.dtype)));
     }
-    throw SpecError("unknown dtype " + printable(name) +
-                    "; known: float32, float16, bfloat16, int8, int4 (also as torch.float32 ...); " + types_name_ +
+    throw SpecError("unknown dtype " + printable(name) + "; " + kKnownTypes + "; " + types_name_ +
                     " has for this model: " + listing({there.begin(), there.end()}));
   }
 

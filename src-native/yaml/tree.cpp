@@ -89,7 +89,7 @@ void check_text(const std::string& text, const std::string& name) {
   }
   const std::size_t last = text.rfind("\n%");
   if (last != text.npos && !is_head(std::string_view(text).substr(0, last))) {
-    fail_at(name, 1 + static_cast<int>(std::count(text.begin(), text.begin() + last + 1, '\n')),
+    fail_at(name, 1 + static_cast<int>(std::count(text.data(), text.data() + last + 1, '\n')),
             "a line starts with %, which only directives at the head of a file do");
   }
   // YAML 1.1 forbids a tab there, and YAML 1.2 does so unless a scalar follows.
@@ -97,7 +97,7 @@ void check_text(const std::string& text, const std::string& name) {
     const std::size_t begin = at == 0 ? 0 : text.find_last_of("\r\n", at - 1) + 1;
     const std::string_view before = std::string_view(text).substr(begin, at - begin);
     if (before.find_first_not_of(" -?") == before.npos && before.find_first_of("-?") != before.npos) {
-      fail_at(name, 1 + static_cast<int>(std::count(text.begin(), text.begin() + at, '\n')),
+      fail_at(name, 1 + static_cast<int>(std::count(text.data(), text.data() + at, '\n')),
               "is not valid YAML: a tab cannot follow '-' or '?' there");
     }
   }

@@ -195,6 +195,17 @@ def test_a_bad_file_gets_one_line_with_file_line_and_key(cluster: Cluster, case:
     assert len(done.error) < 700
 
 
+def test_a_joint_plan_refuses_profiles_of_a_number_type_that_nobody_knows(cluster: Cluster) -> None:
+    edit("device_types.yml", "torch.float32", "torch.fdoat32")(cluster)
+    assert cluster.run("--plan", "auto", "--dtypes", "float32").code == 0  # that profile is not asked for
+    done = cluster.run("--plan", "auto")
+    assert done.code == 2
+    assert done.error == (
+        "device_types.yml: fast has a profile of m in dtype torch.fdoat32; known: float32, float16, "
+        "bfloat16, int8, int4 (also as torch.float32 ...)"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
