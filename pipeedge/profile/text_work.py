@@ -71,18 +71,24 @@ class TextRank:
             texts: Number of texts.
             tokens: Number of tokens of each, behind a prompt of one.
             results: Source of the results.
+
+        Raises:
+            RequestError: A text could not grow, as the model produces NaN.
         """
         queue = StepQueue(_NoTexts(), measures=False)
         queue.begin(self.ends, self.bounds, 0, self.model.window)
         options = replace(self.sampling, max_tokens=tokens, ignore_eos=True)
+        reader = _Reader()
         for text in range(texts):
-            queue.submit(Prompt((0,), options, text), _Nobody())
+            queue.submit(Prompt((0,), options, text), reader)
         queue.drain()
         activity, stream = Activity(), queue.stream()
         feeder = Feeder(Feed(stream, texts, self.ends.stream_dtype), activity)
         collection = Collecting(queue, counts_accuracy=False)
         with queue:
             yield DataRank(stream, feeder, Collector(feeder, Incoming(results, None, activity), collection))
+        if reader.error is not None:
+            raise reader.error
 
     def costs(
         self, steps_s: Mapping[int, float], clock: Callable[[], float], stretch: float = 1.0
@@ -129,8 +135,11 @@ def _typical_seconds(work: Callable[[], None], clock: Callable[[], float]) -> fl
     return statistics.median(times)
 
 
-class _Nobody:
-    """Listener to an answer that nobody waits for."""
+@dataclass
+class _Reader:
+    """Listener to answers, of which it keeps an error alone."""
+
+    error: PipeEdgeError | None = None
 
     def grew(self, sequence: int, piece: Piece) -> None:
         """Do nothing."""
@@ -139,7 +148,8 @@ class _Nobody:
         """Do nothing."""
 
     def failed(self, sequence: int, error: PipeEdgeError) -> None:
-        """Do nothing."""
+        """Keep the error."""
+        self.error = error
 
     def broke(self, error: BaseException) -> None:
         """Do nothing."""

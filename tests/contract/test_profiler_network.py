@@ -6,6 +6,7 @@ import functools
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -234,6 +235,19 @@ def test_what_a_data_rank_does_between_two_steps_is_its_work(monkeypatch: pytest
     head = [max(costs.fixed_s, costs.start_s + rows * costs.row_s) for rows in (1, 8)]
     assert head == pytest.approx([6, 20])
     assert (costs.feed_s, costs.feed_row_s) == pytest.approx((1.0, 0.25))
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_a_model_that_produces_no_numbers_is_not_rehearsed(texts: int) -> None:
+    model = find_decoder("llama-puzzles")
+    bounds = StepBounds(64, 16, 8, 8 * pages_of(64, PAGE), 0)
+    rank = TextRank(model, model.ends(), torch.float32, bounds)
+
+    def compute(packet: Packet) -> tuple[Packet, float]:
+        return Packet(packet.number, packet.items, (packet.payload[0] * torch.nan,), packet.lease), 0.0
+
+    with pytest.raises(RequestError, match="the model produced NaN or infinity"):
+        rehearse_steps(compute, functools.partial(rank.open, texts, 5), time.perf_counter)
 
 
 def test_a_transport_that_cannot_be_opened_keeps_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
