@@ -573,7 +573,7 @@ class StepQueue:
                 with suppress(RequestError):  # nobody gets the token
                     self._trial_sampler.choose(scores)
             with self._changed:
-                self._trial.finished(step.number, self._clock())
+                self._trial.finished(self._clock())
                 self._changed.notify_all()
             return
         told: list[Callable[[], None]] = []

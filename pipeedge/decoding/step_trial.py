@@ -1,13 +1,12 @@
 """Measure at the start of a run how long steps take, before there is anything to answer. Pure.
 
-    a row of 1, 8, 32 sequences: each step alone   ──> seconds by rows
-    a chunk of a prompt, near and far              ──> additional cost of each row's attention
-    a row of 8 sequences far from the beginning    ──> ... and of reading what a sequence attends to
-    one row, several steps one behind the other    ──> part of a step's time that the slowest place takes
+    a row of 1, 8, 32 sequences                   ──> seconds by rows
+    a chunk of a prompt, near and far             ──> additional cost of each row's attention
+    a row of 8 sequences far from the beginning   ──> ... and of reading what a sequence attends to
 
-Each step alone is measured twice, and the shorter time counts, as something may have disturbed the other.
-The steps travel through all stages, as any others do, and all rows that would decide a token are scored. What
-they write to the cache is nobody's.
+Each step is alone and is measured twice, and the shorter time counts, as something may have disturbed the
+other. The steps travel through all stages, as any others do, and all rows that would decide a token are
+scored. What they write to the cache is nobody's.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from pipeedge.decoding.pages import pages_of
 from pipeedge.decoding.step_times import StepTimes
@@ -23,17 +21,15 @@ from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPar
 
 __all__ = ["MeasuredSteps", "StepTrial", "TrialStep", "trial_steps"]
 
-_LONE_ROWS = (1, 8, 32)
-"""Rows of the steps that are measured alone."""
+_ROWS = (1, 8, 32)
+"""Rows of the steps at the beginning of sequences."""
 _TIMES = 2
-"""How often each of them is measured."""
+"""How often each step is measured."""
 _CHUNK_ROWS = (8, 32)
 """Rows of the chunk that is measured near and far: the most that there may be."""
 _FAR_SEQUENCES = 8
 _FAR = 2048
 """Position of rows far from the beginning, if the context is as long."""
-_BURST_LAPS = 4
-"""Steps one behind the other, for each step that may be in flight."""
 _LONGEST_S = 2.0
 """Seconds that a step of the measurement may be expected to take; longer ones are left out."""
 _LEAST_SLOPE = 0.02
@@ -50,8 +46,6 @@ class TrialStep:
     """Rows of each; if there are several sequences, 1."""
     position: int = 0
     """Position of the first row of each."""
-    alone: bool = True
-    """Whether no other step is in flight."""
 
     @property
     def end(self) -> int:
@@ -71,47 +65,42 @@ def trial_steps(limits: StepLimits) -> list[TrialStep]:
         limits: Bounds of steps.
     """
     rows, context = min(limits.rows, limits.context), limits.context
-    lone = [
+    found = [
         TrialStep(sequences=count) if count <= limits.sequences else TrialStep(rows=count)
-        for count in _LONE_ROWS
+        for count in _ROWS
         if count <= rows
     ]
     for count in [count for count in _CHUNK_ROWS if count <= min(limits.rows, context // 2)][-1:]:
         far = min(_FAR, context - count)
-        lone += [TrialStep(rows=count), TrialStep(rows=count, position=far)]
+        found += [TrialStep(rows=count), TrialStep(rows=count, position=far)]
         sequences = min(_FAR_SEQUENCES, limits.sequences)
-        lone += [TrialStep(sequences), TrialStep(sequences, position=far)]
-    burst = [TrialStep(alone=False)] * (_BURST_LAPS * limits.groups if limits.groups > 1 else 0)
-    return [step for step in dict.fromkeys(lone) for _ in range(_TIMES)] + burst
+        found += [TrialStep(sequences), TrialStep(sequences, position=far)]
+    return [step for step in dict.fromkeys(found) for _ in range(_TIMES)]
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
     """Seconds that steps have taken so far, from when each began until it was through all stages."""
 
-    lone: Mapping[TrialStep, float] = field(default_factory=dict)
-    """Shortest time of the steps that were alone, in seconds."""
-    ends: tuple[float, ...] = ()
-    """Moments at which the others ended."""
+    seconds: Mapping[TrialStep, float] = field(default_factory=dict)
+    """Shortest time of each step, in seconds."""
 
-    def with_step(self, step: TrialStep, began: float, ended: float) -> MeasuredSteps:
+    def with_step(self, step: TrialStep, seconds: float) -> MeasuredSteps:
         """Return the measurements with one more step."""
-        if step.alone:
-            seconds = min(ended - began, self.lone.get(step, math.inf))
-            return replace(self, lone={**self.lone, step: seconds})
-        return replace(self, ends=(*self.ends, ended))
+        shortest = min(seconds, self.seconds.get(step, math.inf))
+        return replace(self, seconds={**self.seconds, step: shortest})
 
     def wants(self, step: TrialStep) -> bool:
         """Return whether a step is worth its time, judged by the least that a row has taken so far."""
-        of_row = min((seconds / one.all_rows for one, seconds in self.lone.items()), default=0.0)
+        of_row = min((seconds / one.all_rows for one, seconds in self.seconds.items()), default=0.0)
         return step.all_rows == 1 or step.all_rows * of_row <= _LONGEST_S
 
     @property
     def times(self) -> StepTimes | None:
         """Seconds by rows, or None if too little was measured."""
-        near = [step for step in self.lone if not step.position]
+        near = [step for step in self.seconds if not step.position]
         # Rows of several sequences come last and replace a chunk of as many.
-        found = {step.all_rows: self.lone[step] for step in sorted(near, key=lambda step: step.sequences)}
+        found = {step.all_rows: self.seconds[step] for step in sorted(near, key=lambda step: step.sequences)}
         if len(found) < 2:
             return None
         points, latest = [], 0.0
@@ -138,26 +127,13 @@ class MeasuredSteps:
     def _cost_of_positions(self, counts: Callable[[TrialStep], bool]) -> float | None:
         """Return how much the cost of a row grows with each position, by a kind of steps near and far."""
         times = self.times
-        far = next((step for step in self.lone if step.position and counts(step)), None)
-        near_s = None if far is None else self.lone.get(replace(far, position=0))
+        far = next((step for step in self.seconds if step.position and counts(step)), None)
+        near_s = None if far is None else self.seconds.get(replace(far, position=0))
         if times is None or far is None or near_s is None:
             return None
         rows = far.all_rows
-        more = times.cost_within(times.of(rows) + max(0.0, self.lone[far] - near_s)) - rows
+        more = times.cost_within(times.of(rows) + max(0.0, self.seconds[far] - near_s)) - rows
         return max(0.0, more) / (rows * far.position)
-
-    @property
-    def bottleneck(self) -> float | None:
-        """Part of a lone step's time between steps one behind the other, at most 1; None if not measured."""
-        alone = self.lone.get(TrialStep())
-        lap = len(self.ends) // _BURST_LAPS
-        if alone is None or not lap:
-            return None
-        # The first lap fills the stages. Steps may return in bunches, so moments are averaged over a lap; the
-        # least time from one of these to the next counts, as something may have disturbed the others.
-        laps = [fmean(self.ends[first : first + lap]) for first in range(lap, len(self.ends) - lap + 1)]
-        apart = min(late - early for early, late in zip(laps, laps[lap:], strict=False)) / lap
-        return min(1.0, max(apart / alone, 1.0 / len(self.ends)))
 
 
 class StepTrial:
@@ -172,36 +148,32 @@ class StepTrial:
         self._limits = limits
         self._cache = cache
         self._coming = trial_steps(limits)
-        self._flights: dict[int, tuple[TrialStep, float]] = {}
-        """Steps in flight and when they began, by number."""
+        self._flight: tuple[TrialStep, float] | None = None
+        """The step in flight and when it began, if there is one."""
         self._measured = MeasuredSteps()
         self.steps = 0
         """Number of steps so far."""
 
     @property
-    def in_flight(self) -> int:
-        """Number of steps in flight."""
-        return len(self._flights)
+    def in_flight(self) -> bool:
+        """Whether a step is in flight."""
+        return self._flight is not None
 
     @property
     def is_over(self) -> bool:
         """Whether everything is measured."""
         # Only what has finished says whether a step is worth its time; the first one is slower than others.
-        while self._coming and not self._flights and not self._measured.wants(self._coming[0]):
+        while self._coming and self._flight is None and not self._measured.wants(self._coming[0]):
             del self._coming[0]
-        return not self._coming and not self._flights
+        return not self._coming and self._flight is None
 
     def next(self, now: float) -> DecodingStep | None:
         """Return the next step, which begins now, or None if one has to finish before, or all is over."""
-        if self.is_over or not self._coming:
+        if self.is_over or self._flight is not None:
             return None
-        one = self._coming[0]
-        others = [step for step, _ in self._flights.values()]
-        if any(step.alone for step in others) or len(others) >= (1 if one.alone else self._limits.groups):
-            return None
-        del self._coming[0]
+        one = self._coming.pop(0)
         number, self.steps = self.steps, self.steps + 1
-        self._flights[number] = one, now
+        self._flight = one, now
         return DecodingStep(number, tuple(self._part(one, index) for index in range(one.sequences)))
 
     def _part(self, one: TrialStep, index: int) -> StepPart:
@@ -220,10 +192,12 @@ class StepTrial:
             scored=True,
         )
 
-    def finished(self, number: int, now: float) -> None:
-        """Note that a step has been through all stages, and the rows that decide a token are scored."""
-        one, began = self._flights.pop(number)
-        self._measured = self._measured.with_step(one, began, now)
+    def finished(self, now: float) -> None:
+        """Note that the step has been through all stages, and the rows that decide a token are scored."""
+        if self._flight is None:
+            raise RuntimeError("no step is in flight")
+        (one, began), self._flight = self._flight, None
+        self._measured = self._measured.with_step(one, now - began)
 
     @property
     def limits(self) -> StepLimits:
@@ -235,5 +209,4 @@ class StepTrial:
             times=times,
             attention=self._limits.attention if attention is None else attention,
             reading=self._limits.reading if reading is None else reading,
-            bottleneck=self._limits.bottleneck if found.bottleneck is None else found.bottleneck,
         )

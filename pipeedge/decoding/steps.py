@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from pipeedge.base.errors import InputError
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import LostLayers, PageLists, PagePool, page_key, pages_of, window_pages_of
+from pipeedge.decoding.slowest_place import MARGIN, SlowestPlace
 from pipeedge.decoding.speculation import (
     DraftedText,
     DraftedTokens,
@@ -58,11 +59,9 @@ _TIMES = StepTimes.linear(8.0)
 """Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
 _PROPOSALS = 64
 """Most proposed tokens of a step."""
-_MARGIN = 1.1
-"""Time in which a step returns that groups allow for, in times of what was measured."""
 _TOLERANCE = 1.05
 """Longest round with which more groups are better, in times of the shortest: they keep a place busy while the
-step before comes late, and a bottleneck that was measured as too slow leaves no place idle.
+step before comes late.
 """
 
 
@@ -100,8 +99,6 @@ class StepLimits:
     """
     times: StepTimes = _TIMES
     """Time of a step alone, through all stages, by the cost of its rows."""
-    bottleneck: float | None = None
-    """Part of it for which the slowest place is busy; None for an equal share of ``stages``."""
     proposals: int = 0
     """Most proposed tokens of a sequence in a step; 0 for none."""
     attention: float = 1e-4
@@ -119,20 +116,26 @@ class StepLimits:
         """Return these bounds with the costs and times of steps that others have."""
         return replace(self, times=known.times, attention=known.attention, reading=known.reading)
 
-    def best_groups(self, cost: float) -> int:
+    def best_groups(self, cost: float, sequences: int, busy: float | None = None) -> int:
         """Return among how many groups to deal sequences that generate, so that all have a token soonest.
 
-        A token of each takes as long as the slowest place takes for all groups, and as long as a step needs
-        to return. More groups keep the places busy; fewer read the weights less often. Where that makes
-        little difference, there are more.
+        A token of each takes as long as the slowest place takes for all groups, and as long as the largest
+        one needs to return. More groups keep the places busy; fewer read the weights less often. Where that
+        makes little difference, there are more.
 
         Args:
             cost: Cost of the next row of all of them.
+            sequences: Number of them.
+            busy: Part of a step's time for which the slowest place is busy; None if that is not known, for
+                as many groups as there are places.
         """
-        busy = 1 / self.stages if self.bottleneck is None else self.bottleneck
+        part, each = 1 / self.groups if busy is None else busy, cost / sequences
 
         def round_time(groups: int) -> float:
-            return max(groups * busy, _MARGIN) * self.times.of(cost / groups)
+            few, larger = divmod(sequences, groups)
+            small, large = (self.times.of(each * rows) for rows in (few, few + 1))
+            smaller = groups - larger if few else 0
+            return max(part * (smaller * small + larger * large), MARGIN * (large if larger else small))
 
         rounds = {groups: round_time(groups) for groups in range(1, self.groups + 1)}
         longest = _TOLERANCE * min(rounds.values())
@@ -265,8 +268,10 @@ class _StepInFlight:
     """Sequences whose next token it decides."""
     cost: float
     """Cost of the rows of sequences that generate, without proposals."""
-    lone_cost: float | None
-    """Cost of all rows, while the step is the only one in flight; None if it reads a prompt."""
+    rows_cost: float | None
+    """Cost of all rows; None if it reads a prompt, or is not for all layers."""
+    lone: bool
+    """Whether it is the only one in flight."""
     since: float | None
     """Time at which it began, if known."""
 
@@ -289,7 +294,8 @@ class _Deal:
         if max(taken, cost) >= self.heaviest:
             return False
         fits = taken + cost <= self.share + 1e-9
-        return fits or self.rest - taken > (self.groups - 1) * self.share + 1e-9
+        left = self.rest - taken > (self.groups - 1) * self.share + 1e-9
+        return fits or (left and taken < self.share)
 
 
 class StepScheduler:
@@ -322,6 +328,7 @@ class StepScheduler:
         self.wanted_drafts: list[WantedDraft] = []
         """What is to be drafted, and told to ``drafted``, before there is a next step."""
         self._lone = LoneSteps()
+        self._slowest = SlowestPlace()
         self._waiting: OrderedDict[int, _Generated] = OrderedDict()
         self._running: dict[int, _Generated] = {}
         self._next = 0
@@ -412,7 +419,7 @@ class StepScheduler:
         """
         self.wanted_drafts = []
         costs = self._decode_costs()
-        groups = self.limits.best_groups(sum(costs)) if costs else self.limits.groups
+        groups = self._best_groups(costs) if costs else self.limits.groups
         # Chunks wait for no token, so there may be one in every place. While others generate, only what is
         # computed again takes the places that their groups leave: it holds up texts that have begun.
         again = any(one.position < one.lost for one in self._running.values())
@@ -450,12 +457,20 @@ class StepScheduler:
         scored = tuple(part.sequence for part in parts if part.scored)
         step = DecodingStep(self._next, parts, layers)
         for flight in self._flights.values():
-            flight.lone_cost = None
-        lone = not self._flights and not step.reads_prompt
-        rows_cost = sum(self.limits.cost(part.position, len(part.tokens)) for part in parts)
-        self._flights[self._next] = _StepInFlight(scored, cost, rows_cost if lone else None, now)
+            flight.lone = False
+        rows_cost: float | None = None
+        if layers is None and not step.reads_prompt:
+            rows_cost = sum(self.limits.cost(part.position, len(part.tokens)) for part in parts)
+        self._flights[self._next] = _StepInFlight(scored, cost, rows_cost, not self._flights, now)
         self._next += 1
         return step
+
+    def _best_groups(self, costs: Sequence[float]) -> int:
+        """Return among how many groups to deal sequences, by the costs of their next rows."""
+        busy = self._slowest.share
+        if busy is None and self.limits.times is _TIMES:  # without seconds, nothing will be known
+            busy = 1 / self.limits.stages
+        return self.limits.best_groups(sum(costs), len(costs), busy)
 
     def _propose(self, chosen: Sequence[_Generated], cost: float, groups: int) -> None:
         """Let the step verify proposed tokens of the sequences that generate, as many as pay.
@@ -515,11 +530,11 @@ class StepScheduler:
 
     def _times_of_proposals(self, groups: int) -> StepTimes:
         """Return the times that count for proposals: without links, if the slowest place is always busy."""
-        limits = self.limits
+        limits, busy = self.limits, self._slowest.share
         times = self._lone.correct(limits.times)
-        if limits.bottleneck is None or groups * limits.bottleneck < 1:
+        if busy is None or groups * busy < 1:
             return times
-        waits = times.of(1.0) * max(0.0, 1 - limits.stages * limits.bottleneck)
+        waits = times.of(1.0) * max(0.0, 1 - limits.stages * busy)
         return StepTimes(tuple((cost, max(0.0, seconds - waits)) for cost, seconds in times.points))
 
     def _lost_layers(self, one: _Generated, rows: int) -> int:
@@ -548,9 +563,7 @@ class StepScheduler:
         """
         if step not in self._flights:
             raise ValueError(f"step {step} is not in flight")
-        flight = self._flights.pop(step)
-        if flight.lone_cost is not None and flight.since is not None and now is not None:
-            self._lone.note(flight.lone_cost, now - flight.since)
+        self._note_time(len(self._flights), flight := self._flights.pop(step), now)
         for number in flight.scored:
             one = self._running.get(number) or self._waiting.get(number)
             if one is None:
@@ -562,6 +575,16 @@ class StepScheduler:
             one.awaits, one.since = False, self._next
             if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
+
+    def _note_time(self, in_flight: int, flight: _StepInFlight, now: float | None) -> None:
+        """Note when a step has ended, until which so many were in flight."""
+        if flight.rows_cost is None or flight.since is None or now is None:
+            self._slowest.pause()
+            return
+        if flight.lone:
+            self._lone.note(flight.rows_cost, now - flight.since)
+        if self.limits.times is not _TIMES:  # those are no seconds
+            self._slowest.note(self.limits.times.of(flight.rows_cost), in_flight, now)
 
     def _take(self, one: _Generated, drawn: Sequence[int]) -> None:
         """Append the tokens that a step has decided."""
@@ -619,7 +642,7 @@ class StepScheduler:
         if cache.window_pages or cache.page != self.cache.page or self._window_pool is not None:
             lost = None
         self.limits, self.cache = limits, cache
-        self._lone = LoneSteps()
+        self._lone, self._slowest = LoneSteps(), SlowestPlace()
         self._waiting = OrderedDict(self._running | self._waiting)
         self._running = {}
         for one in self._waiting.values():
@@ -803,11 +826,13 @@ class StepScheduler:
             left -= alone[-1]
             among -= 1
         share, heaviest = left / among, alone[-1] if alone else math.inf
+        # Of ten sequences in four groups, two have two: a third one in each would let others wait.
+        least = share - math.fmod(share, left / len(costs)) if costs else 0.0
         light = [cost for cost in flights if cost < heaviest]
         return _Deal(
             share=share,
             heaviest=heaviest,
-            rest=left - sum(max(cost, share) for cost in light),
+            rest=left - sum(max(cost, least) for cost in light),
             groups=among - len(light),
         )
 

@@ -215,7 +215,7 @@ class SimulatedSteps:
         passage.ended_s = self.now_s
         number = passage.step.number
         if self._trial is not None:
-            self._trial.finished(number, self.now_s)
+            self._trial.finished(self.now_s)
             return
         drawn = {part.sequence: (part.sequence,) for part in passage.step.parts if part.scored}
         self.scheduler.finished(number, drawn, now=self.now_s)
