@@ -82,11 +82,13 @@ TEXT_TARGET = 0.1
 MIXED_LENGTHS = (12, 200)
 """Shortest and longest sentence of a mixture, in which short ones are more frequent."""
 MIXED_TARGET = 0.05
-DECODER_STREAMS = (1, 8)
-DECODER_PROMPT, DECODER_ANSWER = 96, 64
-"""Tokens of each prompt and each answer."""
+DECODER_PROMPT = 96
+DECODER_ANSWERS = {1: 64, 8: 160}
+"""Tokens of each answer, by the number of streams."""
 DECODER_TARGET = 0.1
-LOAD_PROMPTS = 256
+LOAD_PROMPTS = 8192
+LOAD_CONTEXT = 32
+"""Tokens of each text that a core writes meanwhile: a page, so that there is no room for more texts."""
 LOAD_STARTS_S = 5.0
 """Seconds after which a core that is to write text does so."""
 UBATCH = 8
@@ -395,12 +397,12 @@ def measure_quotas(
 
 @contextlib.contextmanager
 def writing(model: Path, dtype: str, directory: Path, cores: Cores, index: int) -> Iterator[None]:
-    """Keep a core writing as many texts as the run with several streams."""
+    """Keep a core writing as many texts as a group of the run with several streams has."""
     directory.mkdir(exist_ok=True)
-    row = {"prompt_token_ids": [100] * 16, "max_tokens": 256, "ignore_eos": True}
+    row = {"prompt_token_ids": [100], "max_tokens": LOAD_CONTEXT - 1, "ignore_eos": True}
     (directory / "prompts.jsonl").write_text(LOAD_PROMPTS * (json.dumps(row) + "\n"))
-    options = ["0", "1", "-m", str(model), "--dtype", dtype, "-u", str(DECODER_STREAMS[-1])]
-    options += ["-c", "tcp", "--context", "288", "--speculate", "0"]
+    options = ["0", "1", "-m", str(model), "--dtype", dtype, "-u", str(max(DECODER_ANSWERS) // 2)]
+    options += ["-c", "tcp", "--context", str(LOAD_CONTEXT), "--speculate", "0"]
     options += ["--input", "prompts.jsonl", "--output", "answers.jsonl"]
     load = start([*cores.pinned(index), sys.executable, str(ROOT / "runtime.py"), *options], directory)
     try:
@@ -443,7 +445,7 @@ def force_cut(model: Path, directory: Path, streams: int) -> None:
     """Leave both hosts with memory for about half of the layers, besides the head."""
     kinds = read(directory / "kinds.yml")
     one = kinds["core0"]["model_profiles"][str(model)][0]
-    context = -(-(DECODER_PROMPT + DECODER_ANSWER) // 32) * 32
+    context = -(-(DECODER_PROMPT + DECODER_ANSWERS[streams]) // 32) * 32
     cache = streams * context * sum(one["steps"]["cache_bytes"]) / 2**20
     weights = sum(one.get("weights_MB") or read(directory / "models.yml")[str(model)]["mem_MB"])
     kinds["core1"]["mem_MB"] = 0.6 * (weights + cache) + 20
@@ -459,14 +461,14 @@ def run_decoder(
     rows = [
         {
             "prompt_token_ids": [chance.randrange(100, 40000) for _ in range(DECODER_PROMPT)],
-            "max_tokens": DECODER_ANSWER,
+            "max_tokens": DECODER_ANSWERS[streams],
             "ignore_eos": True,
         }
         for _ in range(2 * streams if streams == 1 else streams)
     ]
     (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", "--port", str(port)]
-    context = ["--context", str(DECODER_PROMPT + DECODER_ANSWER)]
+    context = ["--context", str(DECODER_PROMPT + DECODER_ANSWERS[streams])]
     files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
     own = [
         *files,
@@ -503,7 +505,7 @@ def measure_decoder(
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
             for number, (streams, forced) in enumerate(
-                (streams, forced) for streams in DECODER_STREAMS for forced in (False, True)
+                (streams, forced) for streams in DECODER_ANSWERS for forced in (False, True)
             ):
                 work = Path(text) / f"profile{repetition}-{streams}"
                 if not forced:
