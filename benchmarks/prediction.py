@@ -20,6 +20,9 @@ time between two tokens, that to the first one, and the bytes of the cache are c
 memory that steps wait for, which hosts do not. So each core is profiled as the run finds it: for one stream,
 whose stages take turns, while the other core is idle, and for several while it writes text.
 
+``--decoder --quotas`` runs four ranks with eight texts on hosts of the test bed with such quotas, of a small
+decoder in float32. Needs root.
+
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.
 """
@@ -43,10 +46,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import decoder_replan
 import numpy as np
 import torch
 import yaml
 from beds import Kind, Workload, raised, steady_items_per_s
+from decoder_failover import write_larger
 from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
@@ -73,6 +78,12 @@ QUOTAS = {
     "4 x 0.25": (Kind("quarter", 4, 0.25, 1000),),
     "2 x 0.4, 2 x 0.2": (Kind("fast", 2, 0.4, 1000), Kind("slow", 2, 0.2, 1000)),
 }
+DECODER_QUOTAS = {
+    "4 x 0.4": (Kind("host", 4, 0.4, 1000),),
+    "2 x 0.5, 2 x 0.25": (Kind("host", 2, 0.5, 1000), Kind("other", 2, 0.25, 1000)),
+}
+QUOTA_TOKENS = 250
+"""Tokens of each text."""
 QUOTA_ITERATIONS = 5
 QUOTAS_TARGET = 0.1
 TEXT_MODEL = "bert-base-uncased"
@@ -529,6 +540,30 @@ def measure_decoder(
     return worst
 
 
+def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
+    """Compare a decoder on four hosts with quotas; return the worst error of its figures, by medians."""
+    worst = 0.0
+    model = write_larger(directory / "larger")
+    options = ("--speculate", "0", "--context", str(QUOTA_TOKENS + 32))
+    for title, kinds in DECODER_QUOTAS.items():
+        found: dict[str, list[tuple[float, float]]] = {}
+        for repetition in range(arguments.repetitions):
+            with raised(f"prediction{os.getpid()}", kinds, directory / f"{len(kinds)}-{repetition}") as bed:
+                decoder_replan.profile(bed, model)
+                run = decoder_replan.Run(bed, model, "run", QUOTA_TOKENS, "off", more=options)
+                predicted = run.finish()[0]["predicted"]
+            for key in ("tokens_per_s", "between_tokens_s", "cache_bytes"):
+                if f"{key}_measured" in predicted:
+                    found.setdefault(key, []).append((predicted[key], predicted[f"{key}_measured"]))
+        for key, pairs in found.items():
+            errors = [measured / promised - 1 for promised, measured in pairs]
+            numbers = (f"{statistics.median(side):.4g}" for side in zip(*pairs, strict=True))
+            each = " ".join(f"{error:+.1%}" for error in errors)
+            table.add_row(title, "8", "", key, *numbers, f"{statistics.median(errors):+.1%}", each)
+            worst = max(worst, abs(statistics.median(errors)))
+    return worst
+
+
 def compare_sums(model_name: str, ranges: int, repetitions: int, seed: int) -> list[tuple[str, float, float]]:
     """Yield ranges of layers, each with the sum of its layers' times and the time of its shard."""
     torch.set_num_threads(1)
@@ -642,7 +677,11 @@ def main() -> int:
     if arguments.decoder:
         table = Table("model", "streams", "cut", "figure", "predicted", "measured", "error", "each")
         shapes = arguments.model_name or ("smollm2-135m",)
-        worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
+        if arguments.quotas:
+            with tempfile.TemporaryDirectory() as text:
+                worst = measure_decoder_quotas(arguments, table, Path(text))
+        else:
+            worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
         console.print(table)
         console.print(f"worst error {worst:.1%}, asked <= {DECODER_TARGET:.0%}", highlight=False)
         return 0 if worst <= DECODER_TARGET else 1
