@@ -563,7 +563,8 @@ class StepScheduler:
         """
         if step not in self._flights:
             raise ValueError(f"step {step} is not in flight")
-        self._note_time(len(self._flights), flight := self._flights.pop(step), now)
+        in_flight, flight = len(self._flights), self._flights.pop(step)
+        self._note_time(flight, in_flight, now)
         for number in flight.scored:
             one = self._running.get(number) or self._waiting.get(number)
             if one is None:
@@ -576,8 +577,8 @@ class StepScheduler:
             if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
 
-    def _note_time(self, in_flight: int, flight: _StepInFlight, now: float | None) -> None:
-        """Note when a step has ended, until which so many were in flight."""
+    def _note_time(self, flight: _StepInFlight, in_flight: int, now: float | None) -> None:
+        """Note when a step has ended; until then, so many were in flight."""
         if flight.rows_cost is None or flight.since is None or now is None:
             self._slowest.pause()
             return
