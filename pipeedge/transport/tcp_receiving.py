@@ -164,8 +164,9 @@ class TcpReceiver:
             with self._changed:
                 self._reading = reads = False
                 self._leave()
+                if self._error is not None:
+                    self._changed.notify_all()  # whoever closes the link waits for the one that reads
                 if arrived is None:
-                    self._changed.notify_all()
                     raise self._error or Closed
                 return arrived
         except BaseException:

@@ -125,6 +125,33 @@ def test_an_interrupted_end_can_be_closed(pair: Pair, end: str, monkeypatch: pyt
         in_thread(transport.close).result(LIMIT_S)
 
 
+def test_an_end_can_be_closed_while_its_last_frame_arrives(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage has all bytes of the frame, and another thread closes before it says so."""
+    arrived, go_on = threading.Event(), threading.Event()
+    receive = TcpWire.receive
+
+    def slow(wire: TcpWire, into: memoryview) -> None:
+        receive(wire, into)
+        if len(into) != HEADER_BYTES:
+            arrived.set()
+            go_on.wait(LIMIT_S)
+
+    link = replace(LINK, is_read_ahead=False)
+    sender, receiver = pair[0].sender(link), pair[1].receiver(link)
+    monkeypatch.setattr(TcpWire, "receive", slow)
+    send(sender, 1)
+    received = in_thread(receiver.receive)
+    assert arrived.wait(LIMIT_S)
+    closed = in_thread(pair[1].close)
+    time.sleep(0.1)  # it waits for the stage by now, or nothing is tested
+    go_on.set()
+    closed.result(LIMIT_S)
+    with contextlib.suppress(Closed, PeerFailedError):
+        received.result(LIMIT_S)
+
+
 def test_a_packet_is_forwarded_from_the_memory_that_received_it(pair: Pair) -> None:
     back = Link(5, 3, SPECS)
     to, at = pair[0].sender(LINK), pair[1].receiver(LINK)
