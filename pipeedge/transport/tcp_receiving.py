@@ -162,19 +162,22 @@ class TcpReceiver:
                 reads = self._reading = True
             arrived = self._read()
             with self._changed:
-                self._reading = reads = False
+                self._stop_reading()
+                reads = False
                 self._leave()
-                if self._error is not None:
-                    self._changed.notify_all()  # whoever closes the link waits for the one that reads
                 if arrived is None:
                     raise self._error or Closed
                 return arrived
         except BaseException:
-            if reads:  # Ctrl-C, in the main thread: whoever closes the link waits for the one that reads
+            if reads:  # Ctrl-C, in the main thread
                 with self._changed:
-                    self._reading = False
-                    self._changed.notify_all()
+                    self._stop_reading()
             raise
+
+    def _stop_reading(self) -> None:
+        self._reading = False
+        if self._error is not None:
+            self._changed.notify_all()  # whoever closes the link waits for the one that reads
 
     def _may_read(self) -> bool:
         return not self._reading and not self._link.receipts and not self._ended
