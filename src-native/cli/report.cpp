@@ -77,7 +77,7 @@ TextFigures text_figures(const Answer& answer) {
   TextFigures found;
   const std::vector<Stage>& stages = answer.solution.stages;
   const Aside& prompt = problem.prompts[std::min(stages.size(), problem.prompts.size()) - 1];
-  found.first_token_s = aside_cost(problem, LinkTable(problem), stages, prompt, problem.layers()).total_s;
+  found.first_token_s = aside_cost(problem, LinkTable(problem), stages, prompt, 0, problem.layers()).total_s;
   found.chunk = std::ceil(prompt.settings.front().batch_size);
   if (problem.either.empty()) {
     found.groups = streams / answer.solution.batch_size;
@@ -411,11 +411,13 @@ std::string loss_why(const Answer& answer, const LossOfHost& one) {
   return one.why ? why_text(answer, *one.why, problem_of(answer).hosts.size() - 1) : undecided_text();
 }
 
-// "after a pause of 1.2 s (0.4 s of it to load layers; 2.1 s in all if no cache is kept, 0.3 s with --replicate)".
+// "after a pause of 1.2 s (0.4 s of it to load layers; 2.1 s in all if no cache is kept, 0.8 s with --keep-outputs,
+// 0.3 s with --replicate)".
 std::string pause_words(const Pause& pause) {
   return "after a pause of " + seconds_text(pause.seconds(pause.kept_s)) + " (" + seconds_text(pause.load_s) +
          " of it to load layers; " + seconds_text(pause.seconds(pause.all_s)) + " in all if no cache is kept, " +
-         seconds_text(pause.with_copies_s()) + " with --replicate)";
+         seconds_text(pause.seconds(pause.outputs_s)) + " with --keep-outputs, " + seconds_text(pause.with_copies_s()) +
+         " with --replicate)";
 }
 
 std::string effect_text(const Answer& answer, const LossOfHost& one) {
@@ -549,6 +551,7 @@ void write_loss(JsonWriter& json, const Answer& answer, const LossOfHost& one) {
     if (loss.pause) {
       json.key("pause_s").value(loss.pause->seconds(loss.pause->kept_s));
       json.key("pause_without_cache_s").value(loss.pause->seconds(loss.pause->all_s));
+      json.key("pause_with_outputs_s").value(loss.pause->seconds(loss.pause->outputs_s));
       json.key("pause_with_copies_s").value(loss.pause->with_copies_s());
       json.key("load_s").value(loss.pause->load_s);
     }

@@ -170,17 +170,29 @@ Before loaded_without(const Problem& problem, const Solution& now, int host) {
   return before;
 }
 
-// Number of layers, from the first, up to the last one that its host did not have before.
-int layers_moved(const Problem& problem, const Before& before, const std::vector<Stage>& after) {
-  int moved = 0;
+// The layers that their hosts did not have before, and those between; as layers [0, 0) if there are none.
+struct MovedLayers {
+  int first = 0;
+  int last = 0;
+  int after_outputs = 0;  // the first one to compute if hosts have kept the outputs of their stages
+};
+
+MovedLayers layers_moved(const Problem& problem, const Before& before, const std::vector<Stage>& after) {
+  MovedLayers moved;
   for (const Stage& stage : after) {
     for (int layer = stage.first; layer < stage.last; ++layer) {
       const auto had = [&](const LoadedStage& one) {
         return one.host == stage.host && one.first <= layer && layer < one.last &&
                one.dtype == problem.setting(stage.setting).dtype;
       };
-      if (std::none_of(before.stages.begin(), before.stages.end(), had)) moved = layer + 1;
+      if (std::any_of(before.stages.begin(), before.stages.end(), had)) continue;
+      if (moved.last == 0) moved.first = layer;
+      moved.last = layer + 1;
     }
+  }
+  // All layers in front of the first one are where they were, and so are their outputs.
+  for (const LoadedStage& one : before.stages) {
+    if (one.last <= moved.first) moved.after_outputs = std::max(moved.after_outputs, one.last);
   }
   return moved;
 }
@@ -195,13 +207,24 @@ Pause pause_of(const Problem& problem, const Before& before, const std::vector<S
     pause.load_s = std::max(pause.load_s, costs.stages[s].load_bytes * type.load_s_per_byte);
   }
   const Aside& again = problem.again[std::min(after.size(), problem.again.size()) - 1];
-  pause.all_s = aside_cost(problem, links, after, again, problem.layers()).total_s;
-  const int moved = layers_moved(problem, before, after);
-  const bool all = !problem.keeps_caches || moved == problem.layers();
-  pause.kept_s = all ? pause.all_s : aside_cost(problem, links, after, again, moved).total_s;
-  Aside partial = again;
-  partial.repeats = std::max(0.0, problem.partial_tokens / again.settings.front().batch_size - 1);
-  pause.copied_s = problem.keeps_caches ? aside_cost(problem, links, after, partial, moved).total_s : kInfinity;
+  // The tokens of full pages, in some layers, or those that are in none, which no host has.
+  const double rows = again.settings.front().batch_size, tokens = (again.repeats + 1) * rows;
+  const double partial = std::min(problem.partial_tokens, tokens);
+  const auto computing = [&](double count, int first, int last) {
+    Aside aside = again;
+    aside.repeats = std::max(0.0, count / rows - 1);
+    return aside_cost(problem, links, after, aside, first, last);
+  };
+  const AsideCost all = computing(tokens, 0, problem.layers());
+  pause.all_s = pause.kept_s = pause.outputs_s = all.total_s;
+  pause.copied_s = kInfinity;
+  if (!problem.keeps_caches) return pause;
+  const MovedLayers moved = layers_moved(problem, before, after);
+  const double partial_s = partial / rows * all.longest_s;
+  const auto full_from = [&](int first) { return computing(tokens - partial, first, moved.last).total_s; };
+  pause.kept_s = std::min(pause.all_s, full_from(0) + partial_s);
+  pause.outputs_s = std::min(pause.all_s, full_from(moved.after_outputs) + partial_s);
+  pause.copied_s = computing(partial, 0, problem.layers()).total_s;
   return pause;
 }
 
@@ -236,6 +259,10 @@ std::vector<Loss> find_losses(const Problem& problem, const Solution& now, const
     const Problem others = without_host(problem, host);
     const Before before = loaded_without(problem, now, host);
     loss.after.stages = follow(others, before, options, loss.after.stages);
+    const Costs costs = evaluate(others, loss.after.stages);
+    loss.after.period_s = costs.period_s;
+    loss.after.latency_s = costs.latency_s;
+    loss.after.objective = objective_of(costs, loss.after.batch_size, options.objective);
     loss.pause = pause_of(others, before, loss.after.stages);
   }
   return losses;

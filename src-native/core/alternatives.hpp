@@ -47,9 +47,10 @@ struct Pause {
   static constexpr double kStopS = 0.15;  // a process that ends is noticed at once; stopping, planning, links
 
   double load_s = 0;
-  double all_s = 0;     // computing all tokens of all texts in all layers
-  double kept_s = 0;    // ... in the layers up to the last one that another host has now
-  double copied_s = 0;  // ... of the pages alone that are not full, if the others and the weights were copied
+  double all_s = 0;      // computing all tokens of all texts in all layers
+  double kept_s = 0;     // ... in the layers up to the last one that another host has now
+  double outputs_s = 0;  // ... from the first one on, if the host in front of the lost one has kept its outputs
+  double copied_s = 0;   // ... of the pages alone that are not full, if the others and the weights were copied
 
   double seconds(double again_s) const { return kStopS + load_s + again_s; }
   double with_copies_s() const { return std::min(seconds(kept_s), kStopS + copied_s); }

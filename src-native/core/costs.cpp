@@ -150,7 +150,7 @@ bool keeps_asides(const Problem& problem, const Costs& costs) {
 }
 
 AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages,
-                     const Aside& aside, int layers) {
+                     const Aside& aside, int first, int last) {
   const DataHost data = data_host_of(problem, aside);
   AsideCost cost;
   const auto takes = [&](double seconds) {
@@ -166,8 +166,8 @@ AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::
     }
     const DeviceType* const type = setting.type(stage.host);
     if (type == nullptr) return {kInfinity, kInfinity, kInfinity};
-    GrowingStage computing(problem, *type, stage.first);
-    while (computing.last() < std::min(stage.last, layers)) computing.add_layer();
+    GrowingStage computing(problem, *type, std::max(stage.first, first));
+    while (computing.last() < std::min(stage.last, last)) computing.add_layer();
     const double compute_s = computing.seconds(receive_seconds(problem, *type, stage.host, stage.first),
                                                send_seconds(problem, *type, stage.host, stage.last));
     takes(compute_s);
@@ -251,9 +251,9 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
     costs.period_s = std::max(costs.period_s, costs.latency_s * batch_size / problem.most_items);
   }
   for (const Aside& one : problem.asides)
-    costs.asides.push_back(aside_cost(problem, links, stages, one, problem.layers()));
+    costs.asides.push_back(aside_cost(problem, links, stages, one, 0, problem.layers()));
   for (const Aside& one : problem.either)
-    costs.either.push_back(aside_cost(problem, links, stages, one, problem.layers()));
+    costs.either.push_back(aside_cost(problem, links, stages, one, 0, problem.layers()));
   add_joules(problem, data, stages, costs);
   return costs;
 }

@@ -68,9 +68,9 @@ bool keeps_asides(const Problem& problem, const Costs& costs);
 Costs evaluate(const Problem& problem, const std::vector<Stage>& stages);
 Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages);
 
-// What an aside takes through a plan of which only so many layers, from the first, compute.
+// What an aside takes through a plan of which only the layers from `first` to the one before `last` compute.
 AsideCost aside_cost(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages,
-                     const Aside& aside, int layers);
+                     const Aside& aside, int first, int last);
 
 // Seconds of a stage before and after its layers, on a host: its overhead and taking a microbatch from the link at a cut;
 // and passing it on. Links take none where the model begins or ends and nothing is counted, or on the data host itself.

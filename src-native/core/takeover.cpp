@@ -196,6 +196,9 @@ std::vector<Stage> with_exchanged_hosts(const Problem& problem, const Before& be
   return stages;
 }
 
+// Whether hosts have caches, and lose those of layers that they do not keep.
+bool has_caches(const Problem& problem) { return problem.keeps_caches && !problem.prompts.empty(); }
+
 class Follower {
  public:
   Follower(const Problem& problem, const Before& before, const Options& options, const std::vector<Stage>& found)
@@ -231,6 +234,7 @@ class Follower {
 
   // The running plan, if all of its hosts are there and it has a number type for each that the problem knows.
   std::optional<std::vector<Stage>> plan_that_runs() const {
+    if (!before_.runs) return std::nullopt;
     std::vector<Stage> stages;
     for (const LoadedStage& loaded : before_.stages) {
       if (loaded.host == LoadedStage::kGone) return std::nullopt;
@@ -253,7 +257,8 @@ class Follower {
 
   bool keeps_limits(const Costs& costs) const {
     const double size = problem_.setting(found_.front().setting).batch_size;
-    return costs.loss <= loosened(problem_.max_loss) && costs.latency_s <= loosened(problem_.max_latency_s) &&
+    return keeps_asides(problem_, costs) && costs.loss <= loosened(problem_.max_loss) &&
+           costs.latency_s <= loosened(problem_.max_latency_s) &&
            costs.period_s * options_.min_items_per_s <= loosened(size);
   }
 
@@ -288,13 +293,16 @@ class Follower {
     return first_s - last_s;
   }
 
-  // The orders of the hosts of the plan in which those of the running one keep theirs, if at most one is new.
+  // The orders of the hosts of the plan in which those of the one before keep theirs, if at most one is new.
   std::vector<std::vector<int>> orders() const {
     const auto uses = [&](int host) {
       return std::any_of(found_.begin(), found_.end(), [&](const Stage& stage) { return stage.host == host; });
     };
     std::vector<int> kept;
-    for (const LoadedStage& loaded : before_.stages) {
+    std::vector<LoadedStage> loaded_in_order = before_.stages;
+    std::stable_sort(loaded_in_order.begin(), loaded_in_order.end(),
+                     [](const LoadedStage& a, const LoadedStage& b) { return a.first < b.first; });
+    for (const LoadedStage& loaded : loaded_in_order) {
       if (loaded.host != LoadedStage::kGone && uses(loaded.host)) kept.push_back(loaded.host);
     }
     if (kept.size() == found_.size()) return {kept};
@@ -424,7 +432,7 @@ std::vector<Stage> follow(const Problem& problem, const Before& before, const Op
                           const std::vector<Stage>& found) {
   if (!before.known()) return found;
   std::vector<Stage> exchanged = with_exchanged_hosts(problem, before, found);
-  if (!before.runs) return exchanged;
+  if (!before.runs && !has_caches(problem)) return exchanged;
   Costs costs = evaluate(problem, exchanged);
   add_before(problem, before, exchanged, costs);
   if (!costs.fits()) exchanged = found;

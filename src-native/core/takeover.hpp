@@ -16,7 +16,8 @@
 //                     |----| 6                     |--| 4
 //
 // After a failure nothing runs, and only what hosts have loaded counts: those that are equivalent are exchanged so that
-// the fewest bytes are loaded.
+// the fewest bytes are loaded. Hosts of a decoder keep their order, too: what a host lacks of its layers has to be
+// computed again, and so have all layers in front of those.
 #pragma once
 
 #include <string>
@@ -58,7 +59,7 @@ void add_before(const Problem& problem, const Before& before, const std::vector<
 
 // A plan about as good as `found`, the best of beside(problem, before): with equivalent hosts exchanged so that the
 // fewest bytes are loaded; if the plan before it runs, that one if it is as good, or else one that keeps the order of
-// its hosts.
+// its hosts, as after the failure of a decoder.
 std::vector<Stage> follow(const Problem& problem, const Before& before, const Options& options,
                           const std::vector<Stage>& found);
 

@@ -71,7 +71,7 @@ def test_a_plan_is_the_best_of_all(tmp_path: Path) -> None:
 
 
 def test_pauses_after_losses_add_up(tmp_path: Path) -> None:
-    seen = kept = copied = 0
+    seen = kept = shorter = copied = 0
     for seed in range(cases(2_000, part=60)):
         rng = np.random.default_rng(seed)
         case = random_case(rng)
@@ -95,14 +95,19 @@ def test_pauses_after_losses_add_up(tmp_path: Path) -> None:
             assert loss["pause_without_cache_s"] == pytest.approx(
                 cluster.pause(plan, after, keeps=False), rel=1e-8
             ), seed
+            assert loss["pause_with_outputs_s"] == pytest.approx(
+                cluster.pause(plan, after, keeps=True, outputs=True), rel=1e-8
+            ), seed
             assert loss["pause_with_copies_s"] == pytest.approx(
                 cluster.pause(plan, after, keeps=True, copies=True), rel=1e-8
             ), seed
             seen += 1
             copied += loss["pause_with_copies_s"] < loss["pause_s"]
+            shorter += loss["pause_with_outputs_s"] < loss["pause_s"]
             kept += loss["pause_s"] < loss["pause_without_cache_s"]
     assert seen > kept > 0
     assert seen > copied > 0
+    assert seen > shorter > 0
 
 
 def test_a_plan_after_a_loss_reads_what_is_loaded_once(tmp_path: Path) -> None:

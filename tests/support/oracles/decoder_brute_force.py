@@ -124,35 +124,51 @@ class Cluster:
         rate = one["bw_Mbps"] * 2**20 / 8
         return (nbytes / rate if rate else math.inf) + one.get("latency_s", 0)
 
-    def pause(self, before: list[Stage], after: list[Stage], *, keeps: bool, copies: bool = False) -> float:
+    def pause(
+        self,
+        before: list[Stage],
+        after: list[Stage],
+        *,
+        keeps: bool,
+        outputs: bool = False,
+        copies: bool = False,
+    ) -> float:
         """Return the seconds from the loss of a host until all texts have a token again.
 
         Args:
             before: Plan with the lost host.
             after: Plan without it.
             keeps: Whether the layers behind the last one that has moved keep their caches.
+            outputs: Whether hosts have kept the outputs of their stages.
             copies: Whether others have copies of weights and full pages, where that is faster.
         """
         had = {
             (stage.host, stage.dtype, layer) for stage in before for layer in range(stage.first, stage.last)
         }
-        load_s, lost = 0.0, 0
+        load_s, lost, begin = 0.0, 0, 0
         for stage in after:
             profile = self.profile(stage.host, stage.dtype)
             assert profile is not None
             missing = [n for n in range(stage.first, stage.last) if (stage.host, stage.dtype, n) not in had]
             megabytes = sum(profile["weights_MB"][layer] for layer in missing)
             load_s = max(load_s, megabytes * profile["steps"]["load_s_per_MB"])
+            if missing and not lost and outputs:
+                begin = max([stage.last for stage in before if stage.last <= missing[0]], default=0)
             lost = max([lost, *(layer + 1 for layer in missing)])
         tokens = self.case.streams * self.positions
         rows = self.chunk_rows(tokens, len(after))
-        computing = lost if keeps and not any(self.case.model.get("windows", ())) else self.case.layers
-        chunk = self.passing(after, rows, self.positions / 2, chunk=True, until=computing)
-        whole = 0.15 + load_s + chunk.latency + (tokens / rows - 1) * chunk.longest + self.head_s()
-        if not copies or any(self.case.model.get("windows", ())):
+        every = self.passing(after, rows, self.positions / 2, chunk=True)
+        whole = 0.15 + load_s + every.latency + (tokens / rows - 1) * every.longest + self.head_s()
+        if not keeps or any(self.case.model.get("windows", ())):
             return whole
-        steps = max(1.0, min(tokens, self.case.streams * 16) / rows)
-        return min(whole, 0.15 + chunk.latency + (steps - 1) * chunk.longest + self.head_s())
+        chunk = self.passing(after, rows, self.positions / 2, chunk=True, begin=begin, until=lost)
+        rest = min(tokens, self.case.streams * 16)  # in pages that are not full
+        again = chunk.latency + max(0.0, (tokens - rest) / rows - 1) * chunk.longest
+        whole = min(whole, 0.15 + load_s + again + rest / rows * every.longest + self.head_s())
+        if not copies:
+            return whole
+        steps = max(0.0, rest / rows - 1)
+        return min(whole, 0.15 + every.latency + steps * every.longest + self.head_s())
 
     def head_s(self) -> float:
         """Return the seconds in which the head decides one token."""
@@ -163,11 +179,18 @@ class Cluster:
         return max((max(ends["fixed_s"], ends["start_s"] + ends["row_s"]) for ends in found), default=0.0)
 
     def passing(
-        self, plan: list[Stage], rows: float, positions: float, *, chunk: bool, until: int | None = None
+        self,
+        plan: list[Stage],
+        rows: float,
+        positions: float,
+        *,
+        chunk: bool,
+        begin: int = 0,
+        until: int | None = None,
     ) -> Passing:
         """Return what a step takes: feeding, links, stages, and the head unless it is a chunk.
 
-        ``until``: number of layers, from the first, that compute; None for all.
+        The layers from ``begin`` to the one before ``until`` compute; None for all from there on.
         """
         case, data, found = self.case, self.case.data_host, Passing()
         feed = collect = both = feed_link = collect_link = 0.0
@@ -193,7 +216,9 @@ class Cluster:
         for stage in plan:
             width = bits if bits and bits < 8 * ELEMENT[sender] else 8 * ELEMENT[sender]
             found.parts.append(self.link_s(before, stage.host, rows * self.elements(stage.first) * width / 8))
-            computes = self.stage_s(stage, rows, positions, chunk=chunk, until=until)
+            until = case.layers if until is None else until
+            layers = range(max(stage.first, begin), min(stage.last, until))
+            computes = self.stage_s(stage, layers, rows, positions, chunk=chunk)
             found.parts.append(computes)
             if stage.host == data:
                 own = both
@@ -204,14 +229,12 @@ class Cluster:
         found.parts.append(self.link_s(plan[-1].host, data, out))
         return found
 
-    def stage_s(
-        self, stage: Stage, rows: float, positions: float, *, chunk: bool, until: int | None
-    ) -> float:
+    def stage_s(self, stage: Stage, layers: range, rows: float, positions: float, *, chunk: bool) -> float:
         profile = self.profile(stage.host, stage.dtype)
         assert profile is not None
         steps, tcp = profile["steps"], profile["handling"]["tcp"]
         total = profile["overhead_s"]
-        for layer in range(stage.first, stage.last if until is None else min(stage.last, until)):
+        for layer in layers:
             window = self.case.model["windows"][layer] if "windows" in self.case.model else 0
             seen = positions + 1 if not window else min(positions + 1, window)
             each = steps["chunk_position_s" if chunk else "position_s"][layer]
