@@ -61,6 +61,12 @@ class LayerRange:
             raise ScheduleError(f"[{first}, {last}] is not a range of layers: use 1 <= first <= last")
         return cls(first - 1, last)
 
+    @classmethod
+    def around(cls, *ranges: LayerRange | None) -> LayerRange | None:
+        """Return the smallest range that has all layers of others; None where there are none."""
+        there = [one for one in ranges if one is not None]
+        return cls(min(one.start for one in there), max(one.stop for one in there)) if there else None
+
     @property
     def first(self) -> int:
         """First layer, counted from 1 as users do."""

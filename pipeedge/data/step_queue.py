@@ -291,7 +291,7 @@ class StepQueue:
             owners: The stages, and since when they have their caches; None if all of these are empty.
             exact: Whether rows are the same whatever else a step has, so that tokens may be proposed.
         """
-        limits, cache = self._limits(bounds, stages, window, exact=exact)
+        limits, cache = self._limits(bounds, stages, window, owners, exact=exact)
         with self._changed:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
@@ -313,7 +313,7 @@ class StepQueue:
     ) -> None:
         """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
         with self._changed:
-            self._following = (*self._limits(bounds, stages, window, exact=exact), owners)
+            self._following = (*self._limits(bounds, stages, window, owners, exact=exact), owners)
 
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         """Wait until all steps of the plan before have results, then go on with the one that takes over.
@@ -336,7 +336,7 @@ class StepQueue:
             raise Closed
 
     def _limits(
-        self, bounds: StepBounds, stages: int, window: int, *, exact: bool
+        self, bounds: StepBounds, stages: int, window: int, owners: CacheOwners | None, *, exact: bool
     ) -> tuple[StepLimits, CacheSize]:
         """Return the limits of steps and the pages that a plan has."""
         limits = StepLimits(
@@ -349,7 +349,8 @@ class StepQueue:
         )
         if not self.streams:
             limits = replace(limits, slowdown=math.inf)
-        return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE)
+        kept = frozenset[int]() if owners is None else owners.cuts
+        return limits, CacheSize(bounds.pages, bounds.window_pages, window, PAGE, kept)
 
     def _restart(
         self, scheduler: StepScheduler, limits: StepLimits, cache: CacheSize, owners: CacheOwners | None

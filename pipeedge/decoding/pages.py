@@ -12,8 +12,12 @@ A full page can be *kept* under a key that stands for all tokens from the beginn
 that begin alike refer to the same pages, and those that nobody refers to any more stay until their place is
 needed, the least recently used first.
 
-When stages are lost, the kept pages are still there in the others. Those pages are *stale*: the first layers,
-up to the last lost one, have to compute them again.
+When stages are lost, the kept pages are still there in the others. Those pages are *stale*: layers have to
+compute them again, from the first to the last lost one.
+
+    layers     1-8           9-16          17-24
+               has page 4    lost          has page 4      layers 1-16 compute page 4 again, or 9-16 alone:
+               └> outputs of page 4 kept                   from the outputs of layer 8, if these are kept
 """
 
 from __future__ import annotations
@@ -25,9 +29,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeedge.base.errors import RequestError
+from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
 
-__all__ = ["LostLayers", "PageLists", "PagePool", "page_key", "pages_of", "window_pages_of"]
+__all__ = ["LostLayers", "LostPart", "PageLists", "PagePool", "page_key", "pages_of", "window_pages_of"]
 
 
 def pages_of(positions: int, page: int) -> int:
@@ -55,31 +60,38 @@ def page_key(before: bytes, tokens: Sequence[int]) -> bytes:
 
 
 @dataclass(frozen=True)
+class LostPart:
+    """Layers that have lost what they had in their pages, or have copies of some."""
+
+    layers: LayerRange
+    copied: Sequence[int] = ()
+    """For each page that may have been copied, step before which it has to be full, or else it is lost; 0
+    if it was not copied.
+    """
+
+    def has_lost(self, page: int, filled: int) -> bool:
+        """Return whether a page is lost that the step ``filled`` has filled."""
+        return page >= len(self.copied) or self.copied[page] <= filled
+
+
+@dataclass(frozen=True)
 class LostLayers:
-    """Layers that have lost what they had in their pages: those up to the last one, which all others feed."""
+    """What stages have lost, and what is left of their outputs."""
 
     layers: int
     """Number of layers of the model."""
-    lost: int
-    """Number of layers, from the first, that have lost all pages."""
-    copies: Sequence[tuple[int, Sequence[int]]] = ()
-    """Numbers of layers, from the first, the last of which have pages only as far as these were copied: for
-    each page, step before which it has to be full; 0 if it was not copied."""
+    parts: Sequence[LostPart] = ()
+    outputs: frozenset[int] = frozenset()
+    """Cuts, by the number of layers before, of whose payloads is still there what was kept."""
 
-    @property
-    def all(self) -> bool:
-        """Whether the last layer has lost all pages."""
-        return self.lost >= self.layers
-
-    def of(self, page: int, filled: int) -> int:
-        """Return how many layers, from the first, have lost a page.
+    def of(self, page: int, filled: int) -> LayerRange | None:
+        """Return the layers that have lost a page, and those between; None if none has.
 
         Args:
             page: The page.
             filled: Step that has filled it.
         """
-        missing = [stop for stop, until in self.copies if page >= len(until) or until[page] <= filled]
-        return max([self.lost, *missing])
+        return LayerRange.around(*(one.layers for one in self.parts if one.has_lost(page, filled)))
 
 
 class PagePool:
@@ -89,17 +101,21 @@ class PagePool:
 
     Args:
         size: Number of pages.
+        outputs: Cuts, by the number of layers before, whose payloads are kept by page.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, outputs: frozenset[int] = frozenset()) -> None:
         self.size = size
+        self._kept_outputs = outputs
         self._empty = list(range(size))
         self._references = [0] * size
         self._keys: dict[int, bytes] = {}
         self._filled: dict[int, int] = {}
         """Step that has filled each kept page."""
-        self._stale: dict[int, int] = {}
-        """Number of layers that have lost each stale page."""
+        self._stale: dict[int, LayerRange] = {}
+        """Layers that have to compute each stale page again."""
+        self._outputs: dict[int, frozenset[int]] = {}
+        """Cuts of whose payloads the rows of each kept page are there."""
         self._kept: dict[bytes, int] = {}
         self._unused: dict[int, None] = {}
         """Kept pages that nobody refers to, the least recently used first."""
@@ -167,9 +183,13 @@ class PagePool:
             if other in self._unused:
                 del self._unused[other]
                 heapq.heappush(self._empty, other)
+        if page not in self._keys:
+            self._outputs[page] = self._kept_outputs
+        elif stale := self._stale.pop(page, None):
+            again = {cut for cut in self._kept_outputs if stale.start < cut <= stale.stop}
+            self._outputs[page] |= again
         self._kept[key], self._keys[page] = page, key
         self._filled[page] = step
-        self._stale.pop(page, None)
         return page
 
     def known(self, keys: Sequence[bytes]) -> tuple[int, int]:
@@ -178,25 +198,30 @@ class PagePool:
         pages = [self._kept[key] for key in keys[:known]]
         return next((index for index, page in enumerate(pages) if page in self._stale), known), known
 
-    def lost_layers(self, page: int) -> int:
-        """Return how many layers, from the first, have lost a page; 0 if it is not stale."""
-        return self._stale.get(page, 0)
+    def repeating_layers(self, page: int) -> LayerRange | None:
+        """Return the layers that have to compute a page again; None if it is not stale."""
+        return self._stale.get(page)
 
-    def restart(self, size: int, step: int, lost: LostLayers) -> None:
+    def restart(self, size: int, step: int, lost: LostLayers, outputs: frozenset[int] = frozenset()) -> None:
         """Go on with kept pages, to which nobody refers any longer.
 
         Args:
             size: Number of pages from now on; others are gone.
             step: First step that has no result: what steps from there on have filled is gone.
             lost: Layers that have lost pages.
+            outputs: Cuts whose payloads are kept by page from now on.
         """
         for page in tuple(self._keys):
-            stale = max(lost.of(page, self._filled[page]), self.lost_layers(page))
-            if page >= size or self._filled[page] >= step or stale >= lost.layers:
+            self._outputs[page] &= lost.outputs
+            stale = LayerRange.around(lost.of(page, self._filled[page]), self._stale.get(page))
+            if stale is not None:
+                before = max((cut for cut in self._outputs[page] if cut <= stale.start), default=0)
+                stale = LayerRange(before, stale.stop)
+            if page >= size or self._filled[page] >= step or (stale and len(stale) >= lost.layers):
                 self._forget(page)
-            elif stale:
+            elif stale is not None:
                 self._stale[page] = stale
-        self.size = size
+        self.size, self._kept_outputs = size, outputs
         self._references = [0] * size
         self._unused = {page: None for page in self._unused if page in self._keys}
         self._empty = [page for page in range(size) if page not in self._keys]
@@ -206,7 +231,7 @@ class PagePool:
         key = self._keys.pop(page, None)
         if key is not None:
             del self._kept[key]
-            del self._filled[page]
+            del self._filled[page], self._outputs[page]
             self._stale.pop(page, None)
 
     def reuse(self, page: int) -> bool:
@@ -328,14 +353,14 @@ class PageLists:
             self.window_pages += [self._window_pool.refer(key) for key in keys[max(first, start) : best]]
             self._first = max(first, self._first)
         known = range(start, best)
-        self._kept = next((index for index in known if self.lost_layers(index, index + 1)), best)
+        self._kept = next((index for index in known if self.repeating_layers(index, index + 1)), best)
         return self._kept * self._page, best * self._page
 
-    def lost_layers(self, first: int, stop: int) -> int:
-        """Return how many layers, from the first, have lost a page among those from ``first`` to ``stop``."""
+    def repeating_layers(self, first: int, stop: int) -> LayerRange | None:
+        """Return the layers that have to compute pages again, of those from ``first`` to ``stop``."""
         if self._pool is None:
-            return 0
-        return max(map(self._pool.lost_layers, self.pages[first:stop]), default=0)
+            return None
+        return LayerRange.around(*map(self._pool.repeating_layers, self.pages[first:stop]))
 
     def moved(self, keys: Sequence[bytes], position: int, step: int) -> None:
         """Keep full pages, and give back those that the window has left.

@@ -31,6 +31,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeedge.base.errors import InputError
+from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import LostLayers, PageLists, PagePool, page_key, pages_of, window_pages_of
 from pipeedge.decoding.slowest_place import MARGIN, SlowestPlace
@@ -51,7 +52,7 @@ from pipeedge.decoding.step_times import StepTimes
 __all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
 
 
-_LEAST_CHUNK = 32
+_LEAST_CHUNK = 64
 """Cost below which chunks are not made cheaper to fill the stages sooner, whatever was measured."""
 _CHUNK_STEP = 8
 """Difference of the costs of chunks among which the best one is sought."""
@@ -59,6 +60,10 @@ _TIMES = StepTimes.linear(8.0)
 """Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
 _PROPOSALS = 64
 """Most proposed tokens of a step."""
+_OTHERS_WAIT = 4.0
+"""Time in which only what stages have lost is computed again, in times of the step for others before it: they
+go on slowly, rather than wait for all of that.
+"""
 _TOLERANCE = 1.05
 """Longest round with which more groups are better, in times of the shortest: they keep a place busy while the
 step before comes late.
@@ -77,6 +82,8 @@ class CacheSize:
     """Widest window in positions; 0 without one."""
     page: int = 32
     """Number of positions of a page."""
+    outputs: frozenset[int] = frozenset()
+    """Cuts, by the number of layers before, whose payloads are kept by page."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +191,8 @@ class DecodingStep:
     number: int
     """Number of the step, from 0 and without gaps."""
     parts: tuple[StepPart, ...]
-    layers: int | None = None
-    """Number of layers, from the first, that compute the rows, because the others know them; None for all."""
+    layers: LayerRange | None = None
+    """Layers that compute the rows, because the others know them; None for all."""
 
     @property
     def rows(self) -> int:
@@ -229,7 +236,7 @@ class _Generated:
     sake of others.
     """
     held: int = 0
-    """Number of tokens up to which it has pages that only the first layers have lost."""
+    """Number of tokens up to which it has pages that only some layers have to compute again."""
     reused: int = 0
     """Number of tokens that it found computed, before it yielded."""
     lookup: PromptLookup = field(default_factory=PromptLookup)
@@ -316,7 +323,7 @@ class StepScheduler:
         self.repeated_tokens = 0
         """Number of tokens to be computed again, because stages have lost their caches."""
         self.partly_repeated_tokens = 0
-        """Number of those that only the first layers compute again."""
+        """Number of those that only some layers compute again."""
         self.kept_tokens = 0
         """Number of tokens that no layer has to compute again, though others of their sequences are lost."""
         self.proposed_tokens = 0
@@ -334,8 +341,10 @@ class StepScheduler:
         self._next = 0
         self._pool: PagePool | None = None
         self._window_pool: PagePool | None = None
-        self._repeats = False
-        """Whether the latest step was for layers that have lost their caches."""
+        self._others_wait_s = 0.0
+        """Time in which layers compute again what they have lost, before there is a step for others."""
+        self._layers = 1
+        """Number of layers of the model, once caches were lost."""
         self._forget_pages()
 
     @property
@@ -434,12 +443,11 @@ class StepScheduler:
         usual = sum(costs) / groups
         repeating = [one for one in ready if one.repeats]
         others = [one for one in ready if not one.repeats]
-        # In turn with the others, who would wait for all that is computed again otherwise.
-        self._repeats = bool(repeating) and not (self._repeats and others)
+        repeats = bool(repeating) and (not others or self._others_wait_s > 0)
         layers, cost = None, 0.0
-        if self._repeats:
+        if repeats:
             chosen = self._choose_chunks(repeating, 0, 0.0, usual)
-            layers = max(self._lost_layers(one, rows) for one, rows in chosen)
+            layers = LayerRange.around(*(self._repeating_layers(one, rows) for one, rows in chosen))
         else:
             prompts = [one for one in others if not one.generates]
             most = self.limits.rows - bool(prompts)
@@ -458,9 +466,14 @@ class StepScheduler:
         step = DecodingStep(self._next, parts, layers)
         for flight in self._flights.values():
             flight.lone = False
-        rows_cost: float | None = None
-        if layers is None and not step.reads_prompt:
-            rows_cost = sum(self.limits.cost(part.position, len(part.tokens)) for part in parts)
+        whole_cost = sum(self.limits.cost(part.position, len(part.tokens)) for part in parts)
+        if repeating:
+            took_s = self.limits.times.of(whole_cost)
+            if not repeats:
+                self._others_wait_s = _OTHERS_WAIT * took_s
+            elif layers is not None:
+                self._others_wait_s -= took_s * len(layers) / self._layers
+        rows_cost = whole_cost if layers is None and not step.reads_prompt else None
         self._flights[self._next] = _StepInFlight(scored, cost, rows_cost, not self._flights, now)
         self._next += 1
         return step
@@ -537,10 +550,10 @@ class StepScheduler:
         waits = times.of(1.0) * max(0.0, 1 - limits.stages * busy)
         return StepTimes(tuple((cost, max(0.0, seconds - waits)) for cost, seconds in times.points))
 
-    def _lost_layers(self, one: _Generated, rows: int) -> int:
-        """Return how many layers, from the first, have lost one of the next pages of a sequence."""
+    def _repeating_layers(self, one: _Generated, rows: int) -> LayerRange | None:
+        """Return the layers that have to compute the next pages of a sequence again."""
         page = self.cache.page
-        return one.lists.lost_layers(one.position // page, pages_of(one.position + rows, page))
+        return one.lists.repeating_layers(one.position // page, pages_of(one.position + rows, page))
 
     def finished(
         self,
@@ -649,9 +662,9 @@ class StepScheduler:
         for one in self._waiting.values():
             one.lists.give_back()
         self._forget_pages()
-        if lost is not None and not lost.all and before is not None and self._pool is not None:
-            before.restart(cache.pages, min(flights, default=self._next), lost)
-            self._pool = before
+        if lost is not None and before is not None and self._pool is not None:
+            before.restart(cache.pages, min(flights, default=self._next), lost, cache.outputs)
+            self._pool, self._layers = before, lost.layers
         for one in self._waiting.values():
             self.check(len(one.tokens), one.end - len(one.tokens))
             self._count_lost(one)
@@ -670,11 +683,11 @@ class StepScheduler:
         self.kept_tokens += kept
 
     def _forget_pages(self) -> None:
-        self._pool = PagePool(self.cache.pages) if self.cache.pages else None
+        self._pool = PagePool(self.cache.pages, self.cache.outputs) if self.cache.pages else None
         self._window_pool = PagePool(self.cache.window_pages) if self.cache.window_pages else None
         self._window_reserved = 0
         self._flights: dict[int, _StepInFlight] = {}
-        self._repeats = False
+        self._others_wait_s = 0.0
         self._refused: tuple[int, ...] | None = None
         """Sequence that could not run, and what was free then: nothing is tried twice."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -128,6 +128,16 @@ class DecoderModel(Outline):
         size = values * stream_dtype(dtype).itemsize
         return windowed.count(False) * size, windowed.count(True) * size
 
+    def output_bytes(self, cut: int, dtype: torch.dtype) -> int:
+        """Return the bytes of the rows of a page, as a stage in ``dtype`` sends them on.
+
+        Args:
+            cut: Number of layers before the cut behind the stage.
+            dtype: Number type of its weights.
+        """
+        shapes = step_shapes(self.config, cut, rows=PAGE, dtype=stream_type(dtype_name(dtype)))
+        return sum(TensorSpec.of(shape).bytes for shape in shapes)
+
     def _shapes(self, layers: LayerRange) -> Iterator[Shape]:
         for layer in range(layers.start, layers.stop):
             block, part = divmod(layer, LAYERS_PER_BLOCK)
@@ -143,7 +153,7 @@ class DecoderModel(Outline):
         context: int | None = None,
         weights: str | os.PathLike[str] | WeightsFile | None = None,
         progress: Callable[[int], object] = lambda _: None,
-        adopts: Iterable[DecoderStage] = (),
+        adopts: Iterable[tuple[DecoderStage, Collection[int]]] = (),
     ) -> DecoderStage:
         """Load the stage of ``layers`` (by default all) with weights from a file, ready for steps.
 
@@ -155,7 +165,7 @@ class DecoderModel(Outline):
             context: Longest sequence in tokens; None: the model's.
             weights: File of the weights, or its path; None: the model's own.
             progress: Called with the number of values of each piece that is read.
-            adopts: Stages whose blocks are used, with their caches, as far as they are the same.
+            adopts: Stages, and which of their layers are used if they fit, with their caches.
 
         Raises:
             RequestError: The number type is not one of decoders.

@@ -3,12 +3,12 @@
 Each stage needs to know, beside the hidden states, which rows belong to which sequence and where their pages
 are. The data rank says so in one tensor of int32, which every stage passes on:
 
-    sequences layers kind number | position rows pages window-pages | ... | numbers of pages, of window pages
-              5                  |    4 for each sequence                 |  of one sequence after the other
+    sequences first last kind number | position rows pages window-pages | ... | numbers of pages
+              6                      |    4 for each sequence                 |  of all sequences
 
-``layers`` is the number of layers, from the first, that compute the rows: after a loss, those behind them may
-know the rows already. ``kind`` is 1 if some rows read a prompt, and 0 if all continue texts. ``number`` is
-that of the step, in two values: its lower 31 bits, and the others.
+The layers from ``first`` to ``last``, counted from 1, compute the rows: after a loss, others may know them
+already. ``kind`` is 1 if some rows read a prompt, and 0 if all continue texts. ``number`` is that of the
+step, in two values: its lower 31 bits, and the others. Numbers of pages of windows come behind all others.
 
 A stage checks the tensor before native code sees it.
 """
@@ -23,6 +23,7 @@ import torch
 
 from pipeedge.base.errors import PeerFailedError
 from pipeedge.base.fields import Count, Positive
+from pipeedge.base.schedule import LayerRange
 from pipeedge.models.layers.decoder import PAGE, StepRows
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
     "unpack_rows",
 ]
 
-_HEAD, _COLUMNS = 5, 4
+_HEAD, _COLUMNS = 6, 4
 _NUMBER_BITS = 31
 _ALL_LAYERS: int = np.iinfo(np.int32).max
 
@@ -68,39 +69,45 @@ def packed_length(sequences: int, pages: int) -> int:
 
 
 def pack_rows(
-    rows: Sequence[StepRows], into: torch.Tensor, layers: int | None = None, *, kind: int = 0, number: int = 0
+    rows: Sequence[StepRows],
+    into: torch.Tensor,
+    layers: LayerRange | None = None,
+    *,
+    kind: int = 0,
+    number: int = 0,
 ) -> None:
     """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``.
 
     Args:
         rows: The rows.
         into: The tensor.
-        layers: Number of layers, from the first, that compute them; None for all.
+        layers: Layers that compute them; None for all.
         kind: 1 if some of them read a prompt, else 0.
         number: Number of the step.
     """
     table = [(one.position, one.rows, len(one.pages), len(one.window_pages)) for one in rows]
     high, low = divmod(number, 1 << _NUMBER_BITS)
-    head = (len(rows), _ALL_LAYERS if layers is None else layers, kind, low, high)
+    computing = layers or LayerRange(0, _ALL_LAYERS)
+    head = (len(rows), computing.first, computing.last, kind, low, high)
     parts = [np.array(head, np.int32), np.array(table, np.int32).ravel()]
     parts += [one.pages for one in rows]
     parts += [one.window_pages for one in rows]
     np.concatenate(parts, out=into.numpy())
 
 
-def computing_layers(tensor: torch.Tensor) -> int:
-    """Return how many layers, from the first, compute the rows of a step that was unpacked before."""
-    return int(tensor[1])
+def computing_layers(tensor: torch.Tensor) -> LayerRange:
+    """Return the layers that compute the rows of a step that was unpacked before, maybe beyond the model."""
+    return LayerRange.inclusive(int(tensor[1]), int(tensor[2]))
 
 
 def kind_of_rows(tensor: torch.Tensor) -> int:
     """Return 1 if rows of a step that was unpacked before read a prompt, else 0."""
-    return int(tensor[2] != 0)
+    return int(tensor[3] != 0)
 
 
 def number_of_step(tensor: torch.Tensor) -> int:
     """Return the number of a step that was unpacked before."""
-    return int(tensor[3]) + (int(tensor[4]) << _NUMBER_BITS)
+    return int(tensor[4]) + (int(tensor[5]) << _NUMBER_BITS)
 
 
 def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
@@ -116,9 +123,9 @@ def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:
     head = _HEAD + _COLUMNS * sequences
     if not 0 < sequences <= bounds.sequences or head > len(values):
         raise PeerFailedError(f"a step claims {sequences} sequences")
-    if values[1] < 1:
-        raise PeerFailedError(f"a step is for {values[1]} layers")
-    if (values[3:_HEAD] < 0).any():
+    if not 1 <= values[1] <= values[2]:
+        raise PeerFailedError(f"a step is for the layers {values[1]} to {values[2]}")
+    if (values[4:_HEAD] < 0).any():
         raise PeerFailedError("a step has an impossible number")
     table = values[_HEAD:head].reshape(sequences, _COLUMNS).astype(np.int64)
     if (table < 0).any() or (table[:, 1] == 0).any() or table[:, 1].sum() > bounds.rows:

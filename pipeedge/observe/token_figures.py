@@ -236,7 +236,7 @@ class TextResult:
     repeated_tokens: int = 0
     """Number of tokens to be computed again because a rank was lost, or the plan has changed."""
     partly_repeated_tokens: int = 0
-    """Number of those that only the first layers have computed again, as the others had kept their pages."""
+    """Number of those that only some layers have computed again, as the others had kept their pages."""
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
     proposed_tokens: int = 0
@@ -273,7 +273,7 @@ class TextState:
     repeated_tokens: int = 0
     """Number of tokens computed again because a rank was lost, or the plan has changed."""
     partly_repeated_tokens: int = 0
-    """Number of those that only the first layers have computed again, as the others had kept their pages."""
+    """Number of those that only some layers have computed again, as the others had kept their pages."""
     kept_tokens: int = 0
     """Number of tokens that no layer has computed again then, as all had kept their pages."""
     proposed_tokens: int = 0

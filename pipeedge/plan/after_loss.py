@@ -18,7 +18,7 @@ from itertools import accumulate, count
 
 from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
 from pipeedge.base.wording import figure
-from pipeedge.plan.cache_owners import CopiedPages, Standby
+from pipeedge.plan.cache_owners import CopiedPages, KeptOutput, Standby
 from pipeedge.plan.placing import PlacedStage, Placing
 
 __all__ = ["Held", "Survivor", "loaded_by", "smallest_change"]
@@ -58,6 +58,8 @@ class Held:
         """What each standby of the latest plan holds; the first, if it has layers of several stages."""
         self._copies: dict[int, tuple[CopiedPages, ...]] = {}
         """Copies that each rank has, of layers that it may take or has taken."""
+        self._outputs: tuple[KeptOutput, ...] = ()
+        """Outputs that the ranks of the latest plan keep."""
 
     def since(self, schedule: Schedule, number: int) -> tuple[int, ...]:
         """Return, for each layer, since which plan its rank has had it in every plan.
@@ -78,6 +80,26 @@ class Held:
         known = self._stages.get(stage.rank)
         return range(0) if known is None or known.dtype != stage.dtype else known.layers.shared(stage.layers)
 
+    def outputs(self, schedule: Schedule, number: int) -> tuple[KeptOutput, ...]:
+        """Return the outputs that ranks can keep: of their stages, and one each of those that they have.
+
+        The latter are for what has not been computed again when the next rank is lost, and for pages that
+        nobody has written since.
+
+        Args:
+            schedule: The schedule.
+            number: Number of its plan, larger than those before.
+        """
+        found = []
+        for stage in schedule.stages:
+            layers = self._kept(stage)
+            had = {one.cut: one for one in self._outputs if one.rank == stage.rank and one.cut - 1 in layers}
+            if stage is not schedule.stages[-1]:
+                found.append(had.pop(stage.layers.stop, KeptOutput(stage.rank, stage.layers.stop, number)))
+            latest = sorted(had.values(), key=lambda one: (one.since, one.cut))
+            found += latest[-1:]
+        return tuple(found)
+
     def copied(self, rank: int, copies: Sequence[CopiedPages]) -> None:
         """Note what a rank that has stopped has copied of the state of others."""
         new = {one.layers for one in copies}
@@ -94,14 +116,22 @@ class Held:
             if used and one.dtype == stage.dtype:
                 yield replace(one, layers=LayerRange(used.start, used.stop))
 
-    def loads(self, schedule: Schedule, number: int, standbys: Sequence[Standby] = ()) -> None:
+    def loads(
+        self,
+        schedule: Schedule,
+        number: int,
+        standbys: Sequence[Standby] = (),
+        outputs: Sequence[KeptOutput] = (),
+    ) -> None:
         """Note that the ranks of a schedule load their layers, in place of what they had.
 
         Args:
             schedule: The schedule.
             number: Number of its plan.
             standbys: Its standbys.
+            outputs: Outputs that its ranks keep.
         """
+        self._outputs = tuple(outputs)
         self._standbys = {one.rank: one for one in reversed(standbys)}
         self._copies = {stage.rank: tuple(self._taken(stage)) for stage in schedule.stages}
         since = self.since(schedule, number)
@@ -117,6 +147,7 @@ class Held:
         """Note that another process has the number ``rank``, or none."""
         for known in (self._stages, self._since, self._standbys, self._copies):
             known.pop(rank, None)
+        self._outputs = tuple(one for one in self._outputs if one.rank != rank)
 
     def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
         """Return a rank that is left, with what it has loaded."""

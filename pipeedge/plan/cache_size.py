@@ -30,6 +30,7 @@ __all__ = [
     "choose_bounds",
     "describe_cache",
     "least_cache_bytes",
+    "rank_bytes",
     "stage_cache_bytes",
 ]
 
@@ -62,6 +63,15 @@ def stage_cache_bytes(model: DecoderModel, schedule: Schedule, bounds: StepBound
         full, windowed = model.page_bytes(stage.layers, find_dtype(stage.dtype))
         found.append(bounds.pages * full + bounds.window_pages * windowed)
     return found
+
+
+def rank_bytes(model: DecoderModel, schedule: Schedule, bounds: StepBounds, rank: int, data_rank: int) -> int:
+    """Return the bytes of the weights and of the whole cache of a rank."""
+    size = model.end_bytes(find_dtype(schedule.stages[0].dtype)) if rank == data_rank else 0
+    for stage, cache in zip(schedule.stages, stage_cache_bytes(model, schedule, bounds), strict=True):
+        if stage.rank == rank:
+            size += model.weight_bytes(stage.layers, find_dtype(stage.dtype)) + cache
+    return size
 
 
 def describe_cache(model: DecoderModel, schedule: Schedule, bounds: StepBounds) -> str:

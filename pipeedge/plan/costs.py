@@ -81,6 +81,10 @@ class HostLoss(Struct, frozen=True):
     """What becomes of a run: ``none``, ``continues``, ``ends`` or ``unknown``."""
     pause_s: float | None = None
     """Longest pause of the texts of a decoder in seconds; None where none goes on."""
+    pause_with_outputs_s: float | None = None
+    """The same if ranks have kept their outputs."""
+    pause_with_copies_s: float | None = None
+    """The same if the ranks that take the layers have copies of weights and caches."""
 
 
 class MomentCosts(Struct, frozen=True):

@@ -21,7 +21,7 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.lanes import DEFAULT_ROWS
-from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages, Standby
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages, KeptOutput, Standby
 from pipeedge.plan.prediction import Prediction
 from pipeedge.request.scheduling import CompressionRequest
 from pipeedge.transport.base import Link
@@ -115,6 +115,8 @@ class Plan:
     """Ranks that hold layers of others, too, in case those are lost."""
     copies: tuple[CopiedPages, ...] = ()
     """Copies with which ranks have taken layers of others."""
+    outputs: tuple[KeptOutput, ...] = ()
+    """Outputs that ranks of a decoder keep, from which lost layers behind them are computed again."""
 
     @property
     def participants(self) -> tuple[int, ...]:
@@ -176,7 +178,7 @@ class Plan:
             CacheOwner(one.rank, one.layers, one.dtype, self.since[one.layers.start : one.layers.stop])
             for one in self.schedule.stages
         )
-        return CacheOwners(self.number, owners, self.copies)
+        return CacheOwners(self.number, owners, self.copies, self.outputs)
 
     def copied(self, standby: Standby) -> int:
         """Return the number of the stage that a standby has layers of."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeedge.base.schedule import LayerRange, Schedule, StagePlan
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import figure
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.cache_owners import Standby
+from pipeedge.plan.cache_size import rank_bytes
 
 __all__ = ["Standbys", "choose_standbys", "standbys_for"]
 
@@ -115,11 +116,7 @@ def _short(
         room = memory.get(rank)
         if room is None:
             continue
-        stage = schedule.stage_of(rank)
-        own = [] if stage is None else [schedule.stages[stage]]
-        needs = sum(_bytes(model, one, bounds) for one in own)
-        if rank == data_rank:
-            needs += model.end_bytes(find_dtype(schedule.stages[0].dtype))
+        needs = rank_bytes(model, schedule, bounds, rank, data_rank)
         more = sum(_bytes(model, one, bounds) for one in standbys if one.rank == rank)
         if needs + more > room:
             return (
@@ -129,8 +126,8 @@ def _short(
     return None
 
 
-def _bytes(model: DecoderModel, part: Standby | StagePlan, bounds: StepBounds) -> int:
-    """Return the bytes of weights and pages of some layers."""
+def _bytes(model: DecoderModel, part: Standby, bounds: StepBounds) -> int:
+    """Return the bytes of weights and pages of what a rank stands by for."""
     dtype = find_dtype(part.dtype)
     full, _ = model.page_bytes(part.layers, dtype)
     return model.weight_bytes(part.layers, dtype) + bounds.pages * full

@@ -364,7 +364,7 @@ def _text_lines(text: TextResult) -> Iterator[str]:
     if text.repeated_tokens or text.kept_tokens:
         again, partly = count(text.repeated_tokens, "token"), figure(text.partly_repeated_tokens)
         kept = figure(text.kept_tokens)
-        yield f"{'again':<11} {again} computed ({partly} by the first layers alone), {kept} kept in the cache"
+        yield f"{'again':<11} {again} computed ({partly} by some layers alone), {kept} kept in the cache"
 
 
 _LISTED = 20

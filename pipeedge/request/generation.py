@@ -181,5 +181,12 @@ class CacheRequest:
         "its layers there, too, so that texts hardly pause after a loss",
     )
 
+    keep_outputs: bool = option(
+        False,
+        "--keep-outputs",
+        help="keep on each rank what it has sent on, in memory beside the cache, so that after a loss fewer "
+        "layers compute texts again",
+    )
+
     def __post_init__(self) -> None:
         check_options(self)

@@ -97,7 +97,7 @@ SECTIONS = (
         chapter="[data.md](data.md)",
     ),
     Section(
-        "text generation (on the data rank; --context, --cache-mb and --replicate on rank 0)",
+        "text generation (on the data rank; --context, --cache-mb, --replicate and --keep-outputs on rank 0)",
         (*options_of(GenerationRequest), *options_of(CacheRequest)),
         topic="text generation",
         chapter="[decoders.md](decoders.md)",

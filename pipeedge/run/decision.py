@@ -35,9 +35,10 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.step_rows import StepBounds
 from pipeedge.observe.metrics import StageStats
 from pipeedge.plan.after_loss import Held
-from pipeedge.plan.cache_owners import CopiedPages, Standby
+from pipeedge.plan.cache_owners import CopiedPages
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
+from pipeedge.plan.kept_outputs import choose_outputs
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.plan.standbys import choose_standbys
@@ -278,7 +279,7 @@ class Decider:
         outcome = session.change_to(dataclasses.replace(_announcement(plan), line=line), since)
         if isinstance(outcome, Switched) and self._plan is announced:  # otherwise a rank was lost since then
             self._plan = plan
-            self._held.loads(plan.schedule, plan.number, plan.standbys)
+            self._held.loads(plan.schedule, plan.number, plan.standbys, plan.outputs)
         return outcome
 
     def review(self, rank: int, facts: Options) -> str | None:
@@ -300,34 +301,49 @@ class Decider:
 
     def _announced(self, plan: Plan) -> Announcement[Plan]:
         self._plan = plan = self._numbered(plan)
-        self._held.loads(plan.schedule, plan.number, plan.standbys)
+        self._held.loads(plan.schedule, plan.number, plan.standbys, plan.outputs)
         return _announcement(plan)
 
     def _numbered(self, plan: Plan) -> Plan:
-        """Return a plan with the next number, with what its ranks have of their layers, and its standbys."""
+        """Return a plan with the next number, and with what its ranks have and keep of their layers."""
         number, held = next(self._numbers), self._held
         since, copies = held.since(plan.schedule, number), held.copies(plan.schedule)
         plan = dataclasses.replace(plan, number=number, since=since, copies=copies)
-        return dataclasses.replace(plan, standbys=self._standbys(plan))
+        return self._kept_for_loss(plan)
 
-    def _standbys(self, plan: Plan) -> tuple[Standby, ...]:
-        """Return the ranks that stand by for others in a plan, if asked for; say for whom none does."""
-        model, request = self._context.model, self._context.request
-        if not request.cache.replicate or plan.steps is None or not isinstance(model, DecoderModel):
-            return ()
+    def _kept_for_loss(self, plan: Plan) -> Plan:
+        """Return a plan with the outputs and copies that ranks keep, if asked for; say what cannot be."""
+        model, cache = self._context.model, self._context.request.cache
+        wanted = {"--keep-outputs": cache.keep_outputs, "--replicate": cache.replicate}
+        if not any(wanted.values()) or plan.steps is None or not isinstance(model, DecoderModel):
+            return plan
         why = None if plan.goes_on else "a loss ends the run: give -c tcp and --on-failure continue"
         if plan.steps.window_pages:
             why = f"{model.name} has blocks with windows"
         if why is not None:
-            self._context.warn(f"--replicate: nothing is copied, as {why}")
-            return ()
+            for name in (name for name, is_wanted in wanted.items() if is_wanted):
+                self._context.warn(f"{name}: nothing is kept for a loss, as {why}")
+            return plan
+        memory: Mapping[int, int | None]
         memory = {rank: told.get("memory_bytes") for rank, told in self._facts.items()}
-        essential = {0, plan.data_rank}
-        after = {rank: self._after_loss(plan, rank) for rank in plan.schedule.ranks if rank not in essential}
-        chosen = choose_standbys(model, plan.schedule, plan.steps, after, memory, plan.data_rank)
-        for note in chosen.notes:
+        notes: tuple[str, ...] = ()
+        if cache.keep_outputs:
+            outputs = self._held.outputs(plan.schedule, plan.number)
+            kept = choose_outputs(model, plan.schedule, plan.steps, outputs, memory, plan.data_rank)
+            memory, notes = kept.memory, kept.notes
+            plan = dataclasses.replace(plan, outputs=kept.outputs)
+        if cache.replicate:
+            after = {
+                rank: self._after_loss(plan, rank)
+                for rank in plan.schedule.ranks
+                if rank not in {0, plan.data_rank}
+            }
+            chosen = choose_standbys(model, plan.schedule, plan.step_bounds, after, memory, plan.data_rank)
+            notes += chosen.notes
+            plan = dataclasses.replace(plan, standbys=chosen.ranks)
+        for note in notes:
             self._context.warn(note)
-        return chosen.ranks
+        return plan
 
     def _after_loss(self, plan: Plan, rank: int) -> Schedule | None:
         """Return the schedule that would follow a plan if ``rank`` were lost; None if nothing fits."""
@@ -361,6 +377,7 @@ def _following(
         prediction=planned.prediction,
         steps=steps,
         since=(),
+        outputs=(),
         cause=cause,
         lost=lost,
     )

@@ -10,8 +10,8 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,13 +22,14 @@ from pipeedge.compress.adaptation import AdaptiveBits, FixedBits, LinkContext
 from pipeedge.compress.policies import Decided, make_policy
 from pipeedge.models.dtypes import find_dtype, stream_dtype
 from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.models.layers.kept_outputs import KeptOutputs
 from pipeedge.models.shard import Shard
 from pipeedge.observe.lanes import STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.monitoring import Monitor, send_samples, stage_samples
 from pipeedge.observe.records import Row
 from pipeedge.observe.timeline import LaneId, ThreadState
-from pipeedge.plan.cache_owners import Standby
+from pipeedge.plan.cache_owners import KeptOutput, Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
 from pipeedge.run.copying import CopySender
@@ -53,6 +54,10 @@ class LoadedStage:
     plan: StagePlan
     """Stage of the schedule that it was loaded for."""
     shard: Shard | DecoderStage
+    since: Mapping[int, int] = field(default_factory=dict)
+    """For each layer of the model, number of the plan since which its rank has had it."""
+    outputs: Mapping[KeptOutput, KeptOutputs] = field(default_factory=dict)
+    """What is kept of its outputs."""
 
     def serves(self, stage: StagePlan) -> bool:
         """Return whether it has the layers of another stage, so that nothing needs to be loaded for that."""

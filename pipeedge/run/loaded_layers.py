@@ -12,7 +12,7 @@ that works for a quarter of the time, as long as the change is wanted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +20,11 @@ import torch
 from pipeedge.base.crew import Crew
 from pipeedge.base.errors import WeightsError
 from pipeedge.base.pacing import SlowedWork
+from pipeedge.base.schedule import StagePlan
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.layers.decoder import DecoderStage
-from pipeedge.plan.cache_owners import Standby
+from pipeedge.models.layers.kept_outputs import KeptOutputs
+from pipeedge.plan.cache_owners import KeptOutput, Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import RankContext
 from pipeedge.run.loading import load_ends, load_stage, load_standby
@@ -79,13 +81,17 @@ class LoadedLayers:
         self._wait(crew)
         with self._changed:
             standbys = () if beside else self._standbys  # copies that still grow serve nobody else
-            # Where both have a layer, that with copies counts: the other was prepared for what has not run.
-            copied = [one for one in standbys if one.plan.layers.shared(stage.layers)]
-            found = next((held for held in copied or self._held if held.serves(stage)), None)
             present = self._taken if beside else None
             self._loaded = None  # for an epoch that was stopped meanwhile
-            # A decoder keeps what it has of the new layers, with their caches.
-            adopts = [*standbys, *self._held] if isinstance(context.model, DecoderModel) else []
+            adopts: list[tuple[LoadedStage, frozenset[int]]] = []
+            outputs: dict[KeptOutput, KeptOutputs] = {}
+            if isinstance(context.model, DecoderModel):  # it keeps what it has, with its caches
+                adopts = list(_sources(plan, stage, self._held, standbys))
+                for one in (self._taken_before, *self._held):
+                    outputs.update({} if one is None else one.outputs)
+                found = adopts[0][0] if len(adopts) == 1 and adopts[0][0].serves(stage) else None
+            else:
+                found = next((held for held in self._held if held.serves(stage)), None)
             if found is None:
                 self._held = () if present is None else (present,)
                 self._taken = present  # what is not in use is freed
@@ -98,9 +104,12 @@ class LoadedLayers:
                 found, self._loaded = self._loaded, None
             if found is None:
                 raise RuntimeError("nothing was loaded, and nothing has failed")
-            self._held = (found,) if present is None or present is found else (present, found)
-            self._taken_before, self._taken = present, found
-        return load_stage(context, plan, self._device, found)
+            taken = load_stage(context, plan, self._device, found, outputs=outputs)
+            if taken is None:
+                raise RuntimeError("a stage was loaded, and there is none")
+            self._held = (taken,) if present is None or present is found else (present, taken)
+            self._taken_before, self._taken = present, taken
+        return taken
 
     def keep_standbys(self, standbys: Sequence[Standby], *, alone: bool) -> None:
         """Free the layers of other ranks that this one does not stand by for any longer.
@@ -202,7 +211,7 @@ class LoadedLayers:
         plan: Plan,
         crew: Crew,
         beside: LoadedStage | None,
-        adopts: list[LoadedStage],
+        adopts: list[tuple[LoadedStage, frozenset[int]]],
     ) -> None:
         fraction = 1.0 if beside is None else _BESIDE
         pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds))
@@ -261,3 +270,24 @@ class LoadedLayers:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+
+def _sources(
+    plan: Plan, stage: StagePlan, held: Sequence[LoadedStage], standbys: Sequence[LoadedStage]
+) -> Iterator[tuple[LoadedStage, frozenset[int]]]:
+    """Yield where the layers of a stage come from that are loaded: with the caches that the plan counts on.
+
+    Those are of the stage that has had a layer since the plan that this one names. If none has, they are the
+    copies of a standby: the rank is about to take the layer, or did not come to take it in the plan before.
+    """
+    same = [one for one in (*held, *standbys) if one.plan.dtype == stage.dtype]
+    same.sort(key=lambda one: not one.serves(stage))
+    found, since = dict[int, list[int]](), dict(enumerate(plan.since))
+    for layer in range(stage.layers.start, stage.layers.stop):
+        having = [one for one in same if one.plan.layers.start <= layer < one.plan.layers.stop]
+        own = [one for one in having if one.since.get(layer) == since.get(layer)]
+        copied = [one for one in having if one in standbys]
+        for one in (*own, *copied, *having)[:1]:
+            found.setdefault(same.index(one), []).append(layer)
+    for number, layers in found.items():
+        yield same[number], frozenset(layers)

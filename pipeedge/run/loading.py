@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +17,11 @@ from pipeedge.models.decoder_ends import DecoderEnds, head_dtype
 from pipeedge.models.dtypes import find_dtype, grouped_bytes, slow_here
 from pipeedge.models.kernels import choose
 from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.models.layers.kept_outputs import KeptOutputs
 from pipeedge.models.progress import ByteBar
 from pipeedge.models.shard import Shard
 from pipeedge.models.step_rows import StepBounds
-from pipeedge.plan.cache_owners import Standby
+from pipeedge.plan.cache_owners import KeptOutput, Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import PATIENCE_S, RankContext
 from pipeedge.run.linked_stage import LoadedStage
@@ -40,7 +41,8 @@ def load_stage(
     held: LoadedStage | None = None,
     beside: LoadedStage | None = None,
     pause: Callable[[], object] = lambda: None,
-    adopts: Iterable[LoadedStage] = (),
+    adopts: Iterable[tuple[LoadedStage, Collection[int]]] = (),
+    outputs: Mapping[KeptOutput, KeptOutputs] = MappingProxyType({}),
 ) -> LoadedStage | None:
     """Load the layers that the plan gives this rank; return None if it gives none.
 
@@ -51,7 +53,8 @@ def load_stage(
         held: Stage with these layers that is loaded already, or None.
         beside: Stage that computes meanwhile; what both have is not loaded again.
         pause: Called after each step of loading.
-        adopts: Stages of a decoder whose blocks are used, with their caches.
+        adopts: Stages of a decoder, and which of their layers are used, with their caches.
+        outputs: What this rank has kept of its outputs.
 
     Raises:
         WeightsError: The weights cannot be read, or do not fit the model.
@@ -61,28 +64,45 @@ def load_stage(
         return None
     stage = plan.schedule.stages[number]
     if held is not None:
-        return replace(held, number=number, compute=_computing(plan, number, held.shard, device))
-    dtype = find_dtype(stage.dtype)
-    slow = slow_here(dtype, device)
-    if slow is not None:
-        context.warn(f"stage {number} on rank {context.rank}: {slow}")
-    if isinstance(context.model, DecoderModel):
-        shard: Shard | DecoderStage = _load_decoder_stage(
+        parameters, kernels, shard = held.parameters, held.kernels, held.shard
+    elif isinstance(context.model, DecoderModel):
+        _warn_if_slow(context, number, stage, device)
+        shard = _load_decoder_stage(
             context,
             context.model,
             stage,
             plan.step_bounds,
-            (one.shard for one in adopts if isinstance(one.shard, DecoderStage)),
+            ((one.shard, layers) for one, layers in adopts if isinstance(one.shard, DecoderStage)),
             pause,
         )
         parameters, kernels = context.model.parameter_count(stage.layers), "native"
     else:
-        kernels = choose(context.request.model.kernels, dtype, device)
+        _warn_if_slow(context, number, stage, device)
+        kernels = choose(context.request.model.kernels, find_dtype(stage.dtype), device)
         same = beside is not None and beside.plan.dtype == stage.dtype
         shared = beside.shard if same and beside is not None and isinstance(beside.shard, Shard) else None
         shard = _load_shard(context, context.model, stage, device, kernels, shared, pause)
         parameters = shard.parameter_count
-    return LoadedStage(number, parameters, kernels, _computing(plan, number, shard, device), stage, shard)
+    kept = _keep_outputs(plan, context.rank, shard, outputs)
+    compute = _computing(plan, number, shard, device, kept)
+    since = dict(enumerate(plan.since))
+    return LoadedStage(number, parameters, kernels, compute, stage, shard, since, kept)
+
+
+def _warn_if_slow(context: RankContext, number: int, stage: StagePlan, device: torch.device) -> None:
+    slow = slow_here(find_dtype(stage.dtype), device)
+    if slow is not None:
+        context.warn(f"stage {number} on rank {context.rank}: {slow}")
+
+
+def _keep_outputs(
+    plan: Plan, rank: int, shard: Shard | DecoderStage, known: Mapping[KeptOutput, KeptOutputs]
+) -> Mapping[KeptOutput, KeptOutputs]:
+    """Return what a rank keeps of its outputs, with what is known of that."""
+    if not isinstance(shard, DecoderStage):
+        return {}
+    wanted = [one for one in plan.outputs if one.rank == rank]
+    return {one: known.get(one) or shard.outputs_after(one.cut) for one in wanted}
 
 
 def load_standby(
@@ -111,17 +131,23 @@ def load_standby(
     stage = StagePlan(standby.layers, standby.rank, dtype=standby.dtype)
     shard = _load_decoder_stage(context, model, stage, plan.step_bounds, (), pause)
     parameters = model.parameter_count(stage.layers)
-    return LoadedStage(number, parameters, "native", _computing(plan, number, shard, device), stage, shard)
+    compute = _computing(plan, number, shard, device, {})
+    return LoadedStage(number, parameters, "native", compute, stage, shard)
 
 
 def _computing(
-    plan: Plan, number: int, shard: Shard | DecoderStage, device: torch.device
+    plan: Plan,
+    number: int,
+    shard: Shard | DecoderStage,
+    device: torch.device,
+    outputs: Mapping[KeptOutput, KeptOutputs],
 ) -> Callable[[Packet], Packet]:
     """Return what computes the layers of stage ``number``, which are loaded."""
     if isinstance(shard, DecoderStage):
         stages = plan.schedule.stages
         source = stages[number - 1].rank if number else plan.data_rank
-        return StepStage(shard, plan.step_bounds, source, is_last=number == len(stages) - 1)
+        kept = {one.cut: values for one, values in outputs.items()}
+        return StepStage(shard, plan.step_bounds, source, is_last=number == len(stages) - 1, outputs=kept)
     table = plan.pixel_table if number == 0 else None
     return Stage(shard, device, None if table is None else PixelTable.from_text(table))
 
@@ -147,7 +173,7 @@ def _load_decoder_stage(
     model: DecoderModel,
     stage: StagePlan,
     bounds: StepBounds,
-    adopts: Iterable[DecoderStage],
+    adopts: Iterable[tuple[DecoderStage, Collection[int]]],
     pause: Callable[[], object],
 ) -> DecoderStage:
     """Load the layers of a stage of a decoder, and reserve memory for its cache."""

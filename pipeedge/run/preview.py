@@ -66,7 +66,9 @@ def _loss_lines(request: RunRequest, planned: PlannedSchedule) -> Iterator[str]:
         if why is not None:
             yield f"loss of {loss.host}: ends the run: {why}"
         elif loss.throughput_items_per_s is not None:
-            pause = "" if loss.pause_s is None else f", after a pause of {figure(loss.pause_s)} s"
+            pause_s = loss.pause_with_outputs_s if request.cache.keep_outputs else loss.pause_s
+            pause_s = loss.pause_with_copies_s if request.cache.replicate else pause_s
+            pause = "" if pause_s is None else f", after a pause of {figure(pause_s)} s"
             yield f"loss of {loss.host}: {figure(loss.throughput_items_per_s)} {unit} on the others{pause}"
 
 

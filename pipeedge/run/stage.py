@@ -7,7 +7,8 @@ Only payloads of compressed links are decoded and encoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +17,10 @@ import torch
 from pipeedge.base.errors import PeerFailedError, RequestError
 from pipeedge.base.heap import return_freed_memory
 from pipeedge.base.payload import Payload, PixelTable
+from pipeedge.base.schedule import LayerRange
 from pipeedge.compress import LinkDecoder, LinkEncoder, NonFiniteError
-from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.models.layers.decoder import DecoderStage, StepRows
+from pipeedge.models.layers.kept_outputs import KeptOutputs
 from pipeedge.models.shard import Shard
 from pipeedge.models.step_rows import (
     StepBounds,
@@ -71,13 +74,26 @@ class StepStage:
         bounds: Bounds of steps.
         source: Rank that sends the steps.
         is_last: Whether the hidden states go back to the data rank, which knows what the rows are.
+        outputs: What is kept of the payloads of cuts, by the number of layers before.
     """
 
-    def __init__(self, stage: DecoderStage, bounds: StepBounds, source: int, *, is_last: bool) -> None:
+    def __init__(
+        self,
+        stage: DecoderStage,
+        bounds: StepBounds,
+        source: int,
+        *,
+        is_last: bool,
+        outputs: Mapping[int, KeptOutputs] = MappingProxyType({}),
+    ) -> None:
         self._stage = stage
         self._bounds = bounds
         self._source = source
         self._is_last = is_last
+        self.outputs = outputs
+        """What is kept; a plan that is to take over may keep other outputs of the same layers."""
+        self._behind: dict[int, DecoderStage] = {}
+        """Layers behind cuts that steps have begun at."""
         self.copies: Sequence[CopySender] = ()
         """What copies pages to other ranks."""
         self.latest_kind = 0
@@ -97,17 +113,35 @@ class StepStage:
             *state, table = packet.payload or (torch.empty(0),)
             rows = unpack_rows(table, self._bounds)
             inputs = self._stage.checked_inputs(rows, state)
+            computing = computing_layers(table)
+            if self._stage.layers.start < computing.start <= self._stage.layers.stop:
+                outputs = self._compute_again(rows, computing)
+            elif self._stage.layers.shared(computing):
+                outputs = self._stage.step(rows, inputs, seconds=seconds, stop=computing.stop)
+            else:
+                outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
         except PeerFailedError as error:
             raise PeerFailedError(f"step {packet.number} from rank {self._source}: {error}") from error
         self.latest_kind = kind_of_rows(table)
-        computing = computing_layers(table)
-        if self._stage.layers.start >= computing:
-            outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
-        else:
-            outputs = self._stage.step(rows, inputs, seconds=seconds, stop=computing)
+        kept = self.outputs.get(self._stage.layers.stop)
+        if kept is not None and computing.start < self._stage.layers.stop <= computing.stop:
+            kept.write(_places(rows), outputs)
         for one in self.copies:
             one.executed(rows, number_of_step(table))
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
+
+    def _compute_again(self, rows: Sequence[StepRows], computing: LayerRange) -> tuple[torch.Tensor, ...]:
+        """Compute from a cut whose payload was kept, which may be the one behind the stage."""
+        cut = computing.start
+        kept = self.outputs.get(cut)
+        if kept is None:
+            raise PeerFailedError(f"it begins after layer {cut}, whose outputs are not kept here")
+        outputs = kept.read(_places(rows))
+        if cut == self._stage.layers.stop:
+            return outputs
+        if cut not in self._behind:
+            self._behind[cut] = self._stage.behind(cut)
+        return self._behind[cut].step(rows, outputs, stop=computing.stop)
 
 
 class Decode:
@@ -186,6 +220,10 @@ class Encode:
                 f"represent ({error}); check its weights and the input, or do not compress them (-q 0)"
             ) from error
         return _with_payload(packet, payload)
+
+
+def _places(rows: Sequence[StepRows]) -> npt.NDArray[np.int64]:
+    return np.concatenate([one.places for one in rows])
 
 
 def _with_payload(packet: Packet, payload: Payload) -> Packet:

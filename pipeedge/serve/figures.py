@@ -89,7 +89,7 @@ def _of_text(queue: TextState) -> Iterator[str]:
         (
             "partly_repeated_tokens_total",
             "counter",
-            "Tokens of these that only the first layers computed",
+            "Tokens of these that only some layers computed",
             queue.partly_repeated_tokens,
         ),
         ("kept_tokens_total", "counter", "Tokens not computed again after losses", queue.kept_tokens),

@@ -213,6 +213,8 @@ class Recoveries:
 
     def _loading_s(self) -> float:
         """Return the seconds until each rank of the plan has the layers that it lacks."""
+        if self._recovery.replicate:
+            return 0.0
         schedule = self.planned.schedule
         needed = [
             self._world.load_bytes(schedule, number, self._holds.get(stage.rank))

@@ -108,6 +108,14 @@ class RecoveryRequest:
         check=Check(lambda rate: 0 < rate < math.inf, "must be above 0"),
         help="with --lose: MB of weights that a rank loads per second ({default})",
     )
+    keep_outputs: bool = option_like(
+        CacheRequest, "keep_outputs", help="with --lose, for a decoder: let ranks keep what they have sent on"
+    )
+    replicate: bool = option_like(
+        CacheRequest,
+        "replicate",
+        help="with --lose, for a decoder: let others have weights and full pages of the rank that is lost",
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -253,7 +261,10 @@ class SimulationRequest(ProfiledRequest):
                 "with the first rank that it loses"
             )
         if self.recovery != RecoveryRequest() and not self.losses:
-            raise RequestError("--detect-s, --plan-s and --load-MBps have an effect only with --lose")
+            raise RequestError(
+                "--detect-s, --plan-s, --load-MBps, --keep-outputs and --replicate have an effect only with "
+                "--lose"
+            )
 
     @property
     def longest(self) -> int | None:

@@ -288,6 +288,11 @@ def simulate_request(request: SimulationRequest) -> FinishedSimulation | Finishe
     if lengths is not None:
         texts = TextLoad(request.model_name, request.microbatch_size, lengths)
         return simulate_texts(texts, planned, world, names, costs_of, request)
+    if request.recovery.keep_outputs or request.recovery.replicate:
+        raise RequestError(
+            f"--keep-outputs and --replicate are for decoders, whose ranks have caches; {request.model_name} "
+            "is an encoder"
+        )
     lossy = LossyRun(
         **vars(world), items=load.items, microbatch_size=load.microbatch_size, simulate=simulated
     )

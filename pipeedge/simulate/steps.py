@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.pages import LostLayers
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
@@ -134,13 +135,13 @@ class SimulatedSteps:
         return not self._left
 
     def run(
-        self, seconds: StepSeconds, stages: Sequence[tuple[str, int]], lost: LostHost | None = None
+        self, seconds: StepSeconds, stages: Sequence[tuple[str, LayerRange]], lost: LostHost | None = None
     ) -> None:
         """Execute steps until all texts are written, or everybody stops.
 
         Args:
             seconds: Times of steps.
-            stages: Host and first layer, from 0, of each stage.
+            stages: Host and layers of each stage.
             lost: A host that is lost meanwhile.
         """
         self._seconds, self._stages, self._lost = seconds, stages, lost
@@ -200,8 +201,10 @@ class SimulatedSteps:
             resource, takes = f"link {index}", max(0.0, seconds.link_s(index, step.rows) - latency)
         else:
             index = place // 2 - 1
-            resource, first = self._stages[index]
-            takes = seconds.stage_s(index, step) if step.layers is None or first < step.layers else 0.0
+            resource, layers = self._stages[index]
+            takes = seconds.stage_s(index, step)
+            if step.layers is not None:
+                takes *= len(layers.shared(step.layers)) / len(layers)
         start = max(self.now_s, self._free.get(resource, 0.0))
         if self._lost is not None and resource == self._lost.host and start + takes > self._lost.at_s:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +25,7 @@ from pipeedge.observe.records import EpochRecord, Recording
 from pipeedge.observe.timeline import ThreadState
 from pipeedge.observe.token_figures import TextState
 from pipeedge.plan.after_loss import Held
-from pipeedge.plan.cache_owners import CacheOwner, CacheOwners
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages
 from pipeedge.plan.costs import PlanCosts, StageCosts, TextCosts
 from pipeedge.plan.problem import ELEMENT_BYTES
 from pipeedge.plan.schedule_choice import PlannedSchedule
@@ -64,10 +65,10 @@ class TextLoad:
         one = self.lengths
         return TextRequest(min(self.streams, one.texts), one.longest, one.prompt, one.answer)
 
-    @property
-    def cache(self) -> CacheSize:
-        """Pages for all texts that grow at a time."""
-        return CacheSize(pages=self.streams * pages_of(self.lengths.longest, PAGE), page=PAGE)
+    def cache(self, owners: CacheOwners) -> CacheSize:
+        """Return the pages for all texts that grow at a time."""
+        pages = self.streams * pages_of(self.lengths.longest, PAGE)
+        return CacheSize(pages, page=PAGE, outputs=owners.cuts)
 
     def limits(self, stages: Sequence[str], data_host: str) -> StepLimits:
         """Return the bounds of steps, as a run chooses them."""
@@ -331,20 +332,20 @@ def _play(
         return load.limits([names[stage.rank] for stage in schedule.stages], data_host)
 
     planned = recoveries.planned
-    scheduler = StepScheduler(limits(planned.schedule), load.cache)
+    record, held = EpochRecord(1, planned.schedule, 0.0), Held()
+    owners = _owners(record, held, recovery)
+    cache = load.cache(owners)
+    scheduler = StepScheduler(limits(planned.schedule), cache)
     for text in range(one.texts):
         scheduler.add(text, [text] * one.prompt, one.answer)
-    trial = StepTrial(scheduler.limits, load.cache) if one.texts > 1 else None
+    trial = StepTrial(scheduler.limits, cache) if one.texts > 1 else None
     steps = SimulatedSteps(
         scheduler, trial, dict.fromkeys(range(one.texts), (one.prompt, one.answer)), data_host
     )
-    record = EpochRecord(1, planned.schedule, 0.0)
-    held = Held()
-    owners = _owners(record, held)
     epochs: list[_Epoch] = []
     while True:
         lost = recoveries.next_lost(math.inf)
-        stages = [(names[stage.rank], stage.layers.start) for stage in planned.schedule.stages]
+        stages = [(names[stage.rank], stage.layers) for stage in planned.schedule.stages]
         host = None
         if lost is not None:
             host = LostHost(names[lost.rank], lost.at_s, lost.at_s + recovery.detect_s)
@@ -363,20 +364,42 @@ def _play(
             return steps, epochs
         record = recoveries.recover(lost, record.number + 1)
         planned = recoveries.planned
-        after = _owners(record, held)
-        steps.resume(record.started_s, limits(planned.schedule), load.cache, after.lost_since(owners))
+        after = _owners(record, held, recovery, owners, cache)
+        lost_layers, cache = after.lost_since(owners), load.cache(after)
+        steps.resume(record.started_s, limits(planned.schedule), cache, lost_layers)
         owners = after
 
 
-def _owners(record: EpochRecord, held: Held) -> CacheOwners:
-    """Return the stages of a plan, which its ranks load, with since when they have their layers."""
-    since = held.since(record.schedule, record.number)
-    held.loads(record.schedule, record.number)
+def _owners(
+    record: EpochRecord,
+    held: Held,
+    recovery: RecoveryRequest,
+    before: CacheOwners | None = None,
+    cache: CacheSize | None = None,
+) -> CacheOwners:
+    """Return the stages of a plan, which its ranks load, with since when they have their layers.
+
+    Args:
+        record: The plan.
+        held: What the ranks have.
+        recovery: What they keep for a loss.
+        before: The plan before.
+        cache: Its pages, of which all full ones were copied, if so asked.
+    """
     stages = record.schedule.stages
+    since = held.since(record.schedule, record.number)
+    outputs = held.outputs(record.schedule, record.number) if recovery.keep_outputs else ()
+    held.loads(record.schedule, record.number, outputs=outputs)
+    copies: list[CopiedPages] = []
+    if recovery.replicate and before is not None and cache is not None:
+        until = (sys.maxsize,) * cache.pages
+        copies = [CopiedPages(one.layers, one.dtype, before.number, until) for one in stages]
     return CacheOwners(
         record.number,
         [
             CacheOwner(one.rank, one.layers, one.dtype, since[one.layers.start : one.layers.stop])
             for one in stages
         ],
+        copies,
+        outputs,
     )

@@ -130,7 +130,11 @@ def test_table_and_page_show_the_recovery() -> None:
         ("--lose 1", RequestError, "'1' is not a loss: use RANK@SECONDS, for example 1@20"),
         ("--lose 1@-2", RequestError, "'1@-2' is not a loss"),
         ("--lose 1@nan", RequestError, "'1@nan' is not a loss"),
-        ("--plan-s 1", RequestError, "--detect-s, --plan-s and --load-MBps have an effect only with --lose"),
+        (
+            "--plan-s 1",
+            RequestError,
+            "--keep-outputs and --replicate have an effect only with --lose",
+        ),
         ("--lose 1@9 --load-MBps 0", RequestError, "--load-MBps 0: must be above 0"),
         ("--lose 1@9 --transport p2p", RequestError, "--lose needs --transport tcp or tcp-tls: over p2p, "),
         ("--lose 0@9", InfeasibleError, "--lose 0@9: the run ends there, because rank 0 makes the plans"),

@@ -32,6 +32,7 @@ from pipeedge.decoding.page_copies import CopiesOfPages
 from pipeedge.decoding.vocabulary import Vocabulary
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.layers.decoder import DecoderStage
+from pipeedge.models.step_rows import computing_layers, number_of_step, unpack_rows
 from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
@@ -39,6 +40,8 @@ from pipeedge.request.generation import GenerationRequest
 from pipeedge.run import decision, phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
+from pipeedge.run.stage import StepStage
+from pipeedge.transport.base import Packet
 
 END = 3
 SCHEDULED = ("-sm", "models.yml", "-sdt", "device_types.yml", "-sd", "devices.yml")
@@ -185,6 +188,46 @@ def test_copies_take_the_place_of_what_a_lost_rank_had(
     cuts = [[stage["layers"] for stage in epoch["schedule"]] for epoch in report["epochs"]]
     assert cuts == [[[1, 5], [6, 16]], [[1, 5], [6, 16]], [[1, 16]]]
     assert report["text"]["kept_tokens"] >= 6 * 32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_lost_layers_alone_compute_again_from_the_outputs_in_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """First the second of three ranks is lost, then the last, so that rank 0 has all layers.
+
+    Layers are cut within blocks.
+    """
+    ask = {"ignore_eos": True, "max_tokens": 200}
+    rows = [{"prompt": f"{n} 5 {n}", "temperature": n % 2, "n": 1 + n % 2, **ask} for n in range(4)]
+    prompts, outputs = tmp_path / "prompts.jsonl", [tmp_path / f"{n}.jsonl" for n in range(2)]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = ("--input", prompts, "--quiet", "-u", 6, "--timeout", 30, "--speculate", 0, "--dtype", dtype)
+    (alone,) = run_ranks(1, *options, "--output", outputs[0])
+    call, lost = StepStage.__call__, [(LayerRange(5, 10), 70), (LayerRange(5, 16), 140)]
+    again = list[tuple[LayerRange, LayerRange]]()
+
+    def spied(self: StepStage, packet: Packet, *rest: Any) -> Any:
+        table = packet.payload[-1]
+        layers, computing = self._stage.layers, computing_layers(table)
+        longest = max(one.position for one in unpack_rows(table, self._bounds))
+        measures = number_of_step(table) < 60  # the first steps, at any positions
+        if lost and layers == lost[0][0] and longest >= lost[0][1] and not measures:
+            del lost[0]
+            raise RuntimeError("bad memory")
+        if computing.start and layers.start < computing.start <= layers.stop:
+            again.append((layers, computing))
+        return call(self, packet, *rest)
+
+    monkeypatch.setattr(StepStage, "__call__", spied)
+    own = ("--keep-outputs", "--report", tmp_path / "report.json")
+    cut = ("-pt", "1,5,6,10,11,16", "-r", "0,1,2")
+    ranks = run_ranks(3, *options, *cut, "--output", outputs[1], own=own)
+    assert [alone.error, ranks[0].error] == [None, None]
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    assert not lost
+    assert set(again) == {(LayerRange(0, 5), LayerRange(5, 10)), (LayerRange(0, 16), LayerRange(5, 16))}
+    assert json.loads((tmp_path / "report.json").read_text())["text"]["partly_repeated_tokens"] >= 2 * 32
 
 
 class Changer:

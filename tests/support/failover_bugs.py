@@ -6,6 +6,7 @@ where the product takes its parts from: ``HubParts``, and the arguments of ``Tur
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from pipeedge.base.payload import Payload
-from pipeedge.base.schedule import Schedule
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.control.admission import Attendance, Newcomer, Terms
 from pipeedge.control.announcement import Announcement
 from pipeedge.control.attempts import Attempts, EpochAttempt, Faults, Part
@@ -62,7 +63,7 @@ from pipeedge.control.supervision import Supervision
 from pipeedge.data import Microbatch
 from pipeedge.data.step_queue import Listener, StepGroup, StepQueue
 from pipeedge.decoding.generation import Piece
-from pipeedge.decoding.pages import LostLayers
+from pipeedge.decoding.pages import LostLayers, LostPart
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
 from pipeedge.plan.after_loss import Held
@@ -651,7 +652,7 @@ class SharesPagesOfLostStages(StepScheduler):
     def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         for one in self._running.values():
             one.lists.give_back()
-        pool = self._pool
+        pool = copy.deepcopy(self._pool)
         super().restart(limits, cache, lost)
         self._pool = pool
         for one in self._waiting.values():
@@ -704,7 +705,7 @@ class KeepsTheFormerBounds(StepScheduler):
 
 class TakesLostPagesForKept(StepScheduler):
     def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
-        super().restart(limits, cache, LostLayers(LAYERS, 0))
+        super().restart(limits, cache, LostLayers(LAYERS))
 
 
 class KeepsPagesOfStepsInFlight(StepScheduler):
@@ -715,22 +716,53 @@ class KeepsPagesOfStepsInFlight(StepScheduler):
 
 class TakesAllPagesForCopied(StepScheduler):
     def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
-        if lost is not None and lost.copies:
-            lost = dataclasses.replace(lost, copies=())
+        if lost is not None:
+            lost = dataclasses.replace(lost, parts=[one for one in lost.parts if not one.copied])
         super().restart(limits, cache, lost)
 
 
 class LeavesOutTheLastCopiedLayer(StepScheduler):
     def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
         if lost is not None:
-            copies = [(stop - 1, until) for stop, until in lost.copies]
-            lost = dataclasses.replace(lost, copies=copies)
+            parts = [
+                LostPart(LayerRange(one.layers.start, max(one.layers.stop - bool(one.copied), 1)), one.copied)
+                for one in lost.parts
+            ]
+            lost = dataclasses.replace(lost, parts=parts)
         super().restart(limits, cache, lost)
 
 
 class LeavesOutTheLastLostStage(StepScheduler):
-    def _lost_layers(self, one: Any, rows: int) -> int:
-        return super()._lost_layers(one, rows) - 1
+    def _repeating_layers(self, one: Any, rows: int) -> LayerRange | None:
+        found = super()._repeating_layers(one, rows)
+        return found and LayerRange(found.start, max(found.stop - 1, found.start + 1))
+
+
+class TakesAllOutputsForKept(StepScheduler):
+    """Computes from outputs that nobody has, or that were of other texts."""
+
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
+        if lost is not None:
+            lost = dataclasses.replace(lost, outputs=frozenset(range(LAYERS)))
+        super().restart(limits, cache, lost)
+
+
+class BeginsBehindTheKeptOutputs(StepScheduler):
+    """Leaves out the first of the layers that compute again."""
+
+    def _repeating_layers(self, one: Any, rows: int) -> LayerRange | None:
+        found = super()._repeating_layers(one, rows)
+        return found and LayerRange(min(found.start + 1, found.stop - 1), found.stop)
+
+
+class TakesOutputsOfOldPagesForKept(StepScheduler):
+    """Takes what ranks keep from now on for kept of pages that were full before."""
+
+    def restart(self, limits: StepLimits, cache: CacheSize, lost: LostLayers | None = None) -> None:
+        super().restart(limits, cache, lost)
+        if self._pool is not None:
+            for page in self._pool._outputs:
+                self._pool._outputs[page] |= cache.outputs
 
 
 class TakesStalePagesForKnown(StepScheduler):
@@ -778,6 +810,7 @@ _RARE: Mapping[str, int] = {
     "ComparesWithAPlanThatHasNotRun": 64,
     "KeepsTheFormerBounds": 38,
     "TakesAllPagesForCopied": 25,
+    "TakesOutputsOfOldPagesForKept": 574,
     "LeavesOutTheLastCopiedLayer": 25,
     "GivesUpWithoutThePages": 12,
 }

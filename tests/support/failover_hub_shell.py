@@ -20,7 +20,7 @@ from pipeedge.control.messages import TO_HUB, Abort, Beat, Facts, Message, Verdi
 from pipeedge.control.plans import Wanted
 from pipeedge.control.roster import Members
 from pipeedge.plan.after_loss import Survivor, smallest_change
-from pipeedge.plan.cache_owners import CopiedPages, Standby
+from pipeedge.plan.cache_owners import CopiedPages, KeptOutput, Standby
 
 if TYPE_CHECKING:
     from failover_rank_shell import RankShell
@@ -48,6 +48,7 @@ class HubShell:
         self._deciding = False
         self._schedule: Schedule | None = None
         self._standbys: list[Standby] = []
+        self._outputs: tuple[KeptOutput, ...] = ()
         self._seen = self.step
         self._stops_since: float | None = None
         self._reviewed: set[int] = set()
@@ -178,11 +179,18 @@ class HubShell:
             self._waits_for_note = True
             self.world.after(self.world.chance.choice((0.0, 0.3)), self._note_loads, *loads)
 
-    def _note_loads(self, schedule: Schedule, number: int, announced: int, standbys: list[Standby]) -> None:
+    def _note_loads(
+        self,
+        schedule: Schedule,
+        number: int,
+        announced: int,
+        standbys: list[Standby],
+        outputs: tuple[KeptOutput, ...],
+    ) -> None:
         self._waits_for_note = False
         if announced == self._announced:
             self._announced = number
-            self._held.loads(schedule, number, standbys)
+            self._held.loads(schedule, number, standbys, outputs)
 
     def _check_verdict(self) -> None:
         """Check that the run ended for a reason."""
@@ -280,14 +288,14 @@ class HubShell:
         self._check_facts(since)
         decision = self._plan({rank: since.members[rank] for rank in since.facts})
         if isinstance(decision, Announcement) and self._schedule is not None:
-            loads = (self._schedule, self._number, self._announced, self._standbys)
+            loads = (self._schedule, self._number, self._announced, self._standbys, self._outputs)
             self.world.after(self.world.chance.choice((0.0, 0.2)), self._changed, since, decision, loads)
 
     def _changed(
         self,
         since: RunSnapshot,
         decision: Announcement[Raw],
-        loads: tuple[Schedule, int, int, list[Standby]],
+        loads: tuple[Schedule, int, int, list[Standby], tuple[KeptOutput, ...]],
     ) -> None:
         if (self.changes and self.state.change_outcome() is None) or self._waits_for_note:
             return  # one change at a time
@@ -311,7 +319,7 @@ class HubShell:
         decision = self._plan(here)
         if isinstance(decision, Announcement) and self._schedule is not None:
             self._announced = self._number
-            self._held.loads(self._schedule, self._number, self._standbys)
+            self._held.loads(self._schedule, self._number, self._standbys, self._outputs)
         return decision
 
     def _plan(self, here: Members) -> Announcement[Raw] | Failure:
@@ -337,6 +345,8 @@ class HubShell:
         pages = {} if self.world.text is None else {"pages": self.world.chance.randint(PAGES, MOST_PAGES)}
         self._number += 1
         since = self._held.since(found, self._number)
+        kept = () if self.world.text is None else self._held.outputs(found, self._number)
+        self._outputs = tuple(one for one in kept if self.world.chance.random() < 0.8)
         body = {
             "stages": stages,
             "data": data,
@@ -347,6 +357,7 @@ class HubShell:
                 (one.rank, here[one.rank], one.layers.start, one.layers.stop) for one in self._standbys
             ],
             "copies": self._held.copies(found),
+            "outputs": self._outputs,
         }
         plan = Raw(encode(body))
         return Announcement(plan, participants, data_rank=limits.data_rank, goes_on=limits.goes_on)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import starmap
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,10 +20,12 @@ from failover_shells import BEAT_S, LIMITS, Part, ViolationError, read_plan
 from failover_text import (
     MOST_PAGES,
     Ends,
+    Outputs,
     Pages,
     Values,
     bounds,
     compute_step,
+    empty_layer,
     empty_pages,
     make_queue,
 )
@@ -62,7 +64,7 @@ from pipeedge.decoding.page_copies import CopiesOfPages, PagesToCopy
 from pipeedge.models.layers.decoder import PAGE
 from pipeedge.models.step_rows import StepBounds, number_of_step, unpack_rows
 from pipeedge.observe.timeline import ThreadState
-from pipeedge.plan.cache_owners import CopiedPages
+from pipeedge.plan.cache_owners import CopiedPages, KeptOutput
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.transport.base import Packet, Reserved, unbound
@@ -129,6 +131,8 @@ class Turn:
         self.closed = {link for link in links if me in ends[link : link + 2] and ends[link] != ends[link + 1]}
         """Links that are still to open."""
         self.input: Input | StepStream | None = None
+        self.loaded: LoadedPages | None = None
+        """Caches of its stage."""
         self.senders = [
             CopySender(self, number)
             for number, (_, _, first, _) in enumerate(self.plan.standbys)
@@ -261,7 +265,7 @@ class Turn:
         if self.stage is not None:
             self.keep_pages(self.layers)
         elif self.receivers and not self.is_change:
-            process.pages = {}
+            process.loaded = []
         if not self.is_change:
             standing = {one.layers for one in self.receivers.values()}
             process.copies = {there: own for there, own in process.copies.items() if there in standing}
@@ -271,22 +275,28 @@ class Turn:
 
         Other layers of this epoch share what was there before.
         """
-        process, before = self.process, self.before
-        copies = {} if self.is_change else process.copies
-        pages = {**process.pages, **copies}
-        found = layers in (
-            copies if any(map(LayerRange(*layers).shared, starmap(LayerRange, copies))) else pages
-        )
-        kept = {layers: pages[layers] if found else empty_pages(self.process.number)}
+        process, plan = self.process, self.plan
+        copies = [] if self.is_change else [LoadedPages(*one) for one in process.copies.items()]
+        loaded = sorted([*process.loaded, *copies], key=lambda one: one.layers != layers)
+        taken, sources = LoadedPages(layers, empty_pages(process.number), plan.since), list[LoadedPages]()
+        for layer in range(*layers):
+            having = [one for one in loaded if layer in range(*one.layers)]
+            own = [one for one in having if one.since and one.since[layer] == plan.since[layer]]
+            for one in (*own, *(one for one in having if one in copies), *having)[:1]:
+                sources.append(one)
+                taken.pages[layer] = one.pages[layer]
+        is_found = all(one is sources[0] and one.layers == layers for one in sources)
         if not self.is_change:
-            process.copies = {there: own for there, own in copies.items() if found and there != layers}
-        for there, values in pages.items() if not found else ():
-            for layer in LayerRange(*layers).shared(LayerRange(*there)):
-                kept[layers][layer] = values[layer]
-        if before is not None and before.stage is not None:
-            present = before.plan.stages[before.stage][2:]
-            kept[present] = pages[present]
-        self.process.pages = kept
+            process.copies = {
+                there: own for there, own in process.copies.items() if is_found and there != layers
+            }
+        known = {kept: values for one in process.loaded for kept, values in one.outputs.items()}
+        for kept in plan.outputs:
+            if kept.rank == process.rank:
+                taken.outputs[kept] = known[kept] if kept in known else empty_layer(process.number)
+        present = None if self.before is None else self.before.loaded
+        process.loaded = [taken] if present is None else [present, taken]
+        self.loaded = taken
 
     def accept(self, link: int) -> None:
         self.closed.discard(link)
@@ -342,8 +352,9 @@ class Turn:
             if world.text is None:
                 self.post(at + 1, (number, [*way, first, stop]))
             else:
-                pages, plan = self.process.pages[first, stop], bounds(self.plan.pages)
-                done = compute_step(pages, plan, way, first, stop)
+                assert self.loaded is not None
+                plan, outputs = bounds(self.plan.pages), self.loaded.outputs_by_cut
+                done = compute_step(self.loaded.pages, outputs, plan, way, first, stop)
                 for one in self.senders:
                     one.executed(way[1], plan)
                 self.post(at + 1, (number, done))
@@ -370,6 +381,22 @@ class Turn:
         self.world.note("feed", self.epoch, number)
         if number < len(self.world.rows):
             raise ViolationError(f"microbatch {number} is fed again, though it is written")
+
+
+@dataclass(eq=False)
+class LoadedPages:
+    """What a process has of the layers of a stage, or of those that it stands by for."""
+
+    layers: tuple[int, int]
+    pages: Pages
+    since: tuple[int, ...] = ()
+    """For each layer of the model, number of the plan since which its process has had it."""
+    outputs: dict[KeptOutput, Values] = field(default_factory=dict)
+
+    @property
+    def outputs_by_cut(self) -> Outputs:
+        """What is kept, by the number of layers before the cut."""
+        return {kept.cut: values for kept, values in self.outputs.items()}
 
 
 class CopySender:
@@ -405,7 +432,8 @@ class CopySender:
                 page, step = found
                 turn.sleep(turn.world.chance.uniform(0.0, 0.03))
                 own = slice(page * PAGE, (page + 1) * PAGE)
-                values = turn.process.pages[turn.layers]
+                assert turn.loaded is not None
+                values = turn.loaded.pages
                 tell((page, step, [values[layer][own].copy() for layer in range(first, stop)]))
         tell(None)
 
@@ -603,7 +631,7 @@ class RankShell:
         self.activity = Activity(lambda: world.now)
         self.ledger = world.rules.ledger(SimCondition(world))  # type: ignore[arg-type]
         self.texts = make_queue(world, SimCondition(world))
-        self.pages: dict[tuple[int, int], Pages] = {}
+        self.loaded: list[LoadedPages] = []
         """Caches of the layers that this process has, as it has left them."""
         self.copies: dict[tuple[int, int], Pages] = {}
         """Copies of the caches of layers that others have."""
@@ -780,6 +808,9 @@ class RankShell:
         self.activity.drop(turn.activity)
         if step is not MemberStep.STOPPING:
             self.copies = {}
+            followers = [*self.turns_by_epoch.values()]
+            if len(followers) == 1 and followers[0].loaded is not None:
+                self.loaded = [followers[0].loaded]
         for other in self.turns_by_epoch.values():
             if other.before is turn:
                 other.before = None

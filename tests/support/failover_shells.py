@@ -20,7 +20,7 @@ from pipeedge.control.rules import HubParts, HubState
 from pipeedge.data.step_queue import StepQueue
 from pipeedge.decoding.steps import StepScheduler
 from pipeedge.plan.after_loss import Held
-from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages
+from pipeedge.plan.cache_owners import CacheOwner, CacheOwners, CopiedPages, KeptOutput
 from pipeedge.run.ledger import Ledger
 
 LAYERS = 6
@@ -71,6 +71,8 @@ class Part:
     """Rank, incarnation, first layer, layer after the last of those that copy what others have."""
     copies: tuple[CopiedPages, ...] = ()
     """Copies with which layers were taken."""
+    outputs: tuple[KeptOutput, ...] = ()
+    """Outputs that ranks keep."""
 
     @property
     def cache_owners(self) -> CacheOwners:
@@ -79,7 +81,7 @@ class Part:
             CacheOwner(rank, LayerRange(first, stop), "float32", self.since[first:stop])
             for rank, _, first, stop in self.stages
         ]
-        return CacheOwners(self.number, owners, self.copies)
+        return CacheOwners(self.number, owners, self.copies, self.outputs)
 
     @property
     def ends(self) -> list[tuple[int, int]]:
@@ -107,4 +109,5 @@ def read_plan(plan: Raw) -> Part:
         tuple(body["since"]),
         [tuple(standby) for standby in body["standbys"]],
         convert(body["copies"], tuple[CopiedPages, ...]),
+        convert(body["outputs"], tuple[KeptOutput, ...]),
     )

@@ -46,6 +46,8 @@ _FACTOR, _TERM, _SHIFT = np.uint64(0x94D049BB133111EB), np.uint64(0x2545F4914F6C
 Values = npt.NDArray[np.uint64]
 Pages = list[Values]
 """For each layer, the values of all places of all pages."""
+Outputs = dict[int, Values]
+"""For each cut, by the number of layers before, the values that were sent on, in all places of all pages."""
 
 
 def bounds(pages: int) -> StepBounds:
@@ -55,7 +57,12 @@ def bounds(pages: int) -> StepBounds:
 
 def empty_pages(filling: int) -> Pages:
     """Return the pages of all layers, with something in them."""
-    return [np.full(MOST_PAGES * PAGE, filling, np.uint64) for _ in range(LAYERS)]
+    return [empty_layer(filling) for _ in range(LAYERS)]
+
+
+def empty_layer(filling: int) -> Values:
+    """Return the pages of a layer, with something in them."""
+    return np.full(MOST_PAGES * PAGE, filling, np.uint64)
 
 
 def compute(pages: Pages, rows: Sequence[StepRows], values: Values, first: int, stop: int) -> Values:
@@ -75,18 +82,26 @@ def compute(pages: Pages, rows: Sequence[StepRows], values: Values, first: int, 
 
 
 def compute_step(
-    pages: Pages, plan: StepBounds, payload: Sequence[torch.Tensor], first: int, stop: int
+    pages: Pages, outputs: Outputs, plan: StepBounds, payload: Sequence[torch.Tensor], first: int, stop: int
 ) -> tuple[torch.Tensor, ...]:
     """Compute some layers for a step as it travels, without its table behind the last one."""
     hidden, table = payload
     values = hidden.numpy().view(np.uint64)[:, 0]
     rows = unpack_rows(table, plan)
-    computing = min(stop, computing_layers(table))
-    found = compute(pages, rows, values, first, computing)
-    if computing < stop:
+    places = np.concatenate([one.places for one in rows])
+    computing = computing_layers(table)
+    if first < computing.start <= stop:
+        if computing.start not in outputs:
+            raise ViolationError(f"nothing is kept after layer {computing.start}")
+        first, values = computing.start, outputs[computing.start][places]
+    end = min(stop, computing.stop)
+    found = compute(pages, rows, values, first, end) if computing.start <= first else np.zeros_like(values)
+    if computing.stop < stop:
         found = np.zeros_like(values)
-    outputs = torch.from_numpy(found.view(np.int64)[:, None])
-    return (outputs,) if stop == LAYERS else (outputs, table)
+    elif stop in outputs and computing.start < stop:
+        outputs[stop][places] = found
+    sent = torch.from_numpy(found.view(np.int64)[:, None])
+    return (sent,) if stop == LAYERS else (sent, table)
 
 
 class Ends:

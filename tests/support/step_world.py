@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from pipeedge.decoding.pages import LostLayers
+from pipeedge.base.schedule import LayerRange
+from pipeedge.decoding.pages import LostLayers, LostPart
 from pipeedge.decoding.speculation import DraftedTokens, DraftFigures, WantedDraft
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
 
 VOCABULARY = 1000
-LAYERS = 2
+LAYERS = 4
 _PERIOD = 3
 
 
@@ -68,6 +69,9 @@ class StepWorld:
         self.added = self.steps = self.rows = self.accepted = 0
         self._oldest = (-1, 0)
         self._full: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        """Tokens up to each place that has been written: of a layer, of a page."""
+        self._outputs: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        """The same for what is kept at cuts."""
         self._around: dict[tuple[int, int], tuple[int, ...]] = {}
         self._written: dict[int, list[tuple[int, int, int]]] = {}
 
@@ -102,7 +106,7 @@ class StepWorld:
         assert all(part.tokens for part in step.parts)
         self.rows += step.rows
         self._written[step.number] = []
-        layers = range(LAYERS if step.layers is None else step.layers)
+        layers = LayerRange(0, LAYERS) if step.layers is None else step.layers
         for part in step.parts:
             wanted = self.alive[part.sequence]
             end = part.position + len(part.tokens)
@@ -170,6 +174,7 @@ class StepWorld:
         lost: Collection[int] = range(LAYERS),
         *,
         keeps: bool = False,
+        outputs: Collection[int] = (),
     ) -> None:
         """Lose all steps in flight, and what some layers have in their pages.
 
@@ -178,6 +183,7 @@ class StepWorld:
             cache: Pages from now on, of which there may be fewer or more.
             lost: Layers that lose everything. Others only lose what the steps in flight may have written.
             keeps: Whether the scheduler is told of these.
+            outputs: Cuts of which is left what was kept, of those behind layers that lose nothing.
         """
         self.limits, self.cache = limits or self.limits, cache or self.cache
         self.flights.clear()
@@ -186,8 +192,10 @@ class StepWorld:
         self._written.clear()
         self._full = {place: tokens for place, tokens in self._full.items() if place[0] not in lost}
         self._around.clear()
-        last = 1 + max(lost, default=-1)
-        self.scheduler.restart(self.limits, self.cache, *([LostLayers(LAYERS, last)] if keeps else []))
+        left = frozenset(cut for cut in outputs if cut - 1 not in lost)
+        self._outputs = {place: tokens for place, tokens in self._outputs.items() if place[0] in left}
+        parts = [LostPart(LayerRange(layer, layer + 1)) for layer in lost]
+        self.scheduler.restart(self.limits, self.cache, *([LostLayers(LAYERS, parts, left)] if keeps else []))
 
     def drain(self) -> None:
         """Let everything that is there come to its end."""
@@ -230,21 +238,28 @@ class StepWorld:
         first = part.position // page + turn
         return range(max(part.position, first * page), min(end, (first + 1) * page))
 
-    def _write(self, part: StepPart, turn: int, layers: range, written: list[tuple[int, int, int]]) -> None:
+    def _write(
+        self, part: StepPart, turn: int, layers: LayerRange, written: list[tuple[int, int, int]]
+    ) -> None:
         tokens, page = self._tokens(part), self.cache.page
         for position in self._places(part, turn):
-            for layer in layers if self.cache.pages else ():
+            for layer in range(layers.start, layers.stop) if self.cache.pages else ():
                 place = (layer, part.pages[position // page], position % page)
                 self._full[place] = tokens[: position + 1]
+                if layer + 1 in self.cache.outputs:
+                    self._outputs[layer + 1, *place[1:]] = tokens[: position + 1]
                 written.append(place)
             if self.cache.window_pages:
                 self._around[part.window_pages[position // page], position % page] = tokens[: position + 1]
 
-    def _read(self, part: StepPart, turn: int, layers: range) -> None:
+    def _read(self, part: StepPart, turn: int, layers: LayerRange) -> None:
         tokens, page = self._tokens(part), self.cache.page
         places = self._places(part, turn)
+        for position in places if layers.start else ():
+            kept = self._outputs.get((layers.start, part.pages[position // page], position % page))
+            assert kept == tokens[: position + 1], f"sequence {part.sequence} reads another's outputs"
         for position in range(places.stop) if places else ():
-            for layer in layers if self.cache.pages else ():
+            for layer in range(layers.start, layers.stop) if self.cache.pages else ():
                 found = self._full.get((layer, part.pages[position // page], position % page))
                 assert found == tokens[: position + 1], f"sequence {part.sequence} reads another's page"
             if self.cache.window_pages and position > places.start - self.cache.window:

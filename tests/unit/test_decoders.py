@@ -258,7 +258,15 @@ def test_a_stage_goes_on_with_the_layers_of_another(
     divided.step([(lists, 0, tokens[:-1])])
     layers = LayerRange(0, model.n_layers)
     loaded: list[int] = []
-    stage = model.stage(layers, dtype, pages=2, context=64, adopts=divided.stages[1:], progress=loaded.append)
+    others = [(one, range(99)) for one in divided.stages[1:]]
+    stage = model.stage(
+        layers,
+        dtype,
+        pages=2,
+        context=64,
+        adopts=others,
+        progress=loaded.append,
+    )
     assert stage.adopted == set(range(cut, model.n_layers))
     assert sum(loaded) == model.parameter_count(layers)
     # The first stage is lost, and its layers compute again.
@@ -266,7 +274,7 @@ def test_a_stage_goes_on_with_the_layers_of_another(
     stage.step([rows], (divided.ends.embed(tokens[:-1], range(49)),), stop=cut)
     divided.stages = [stage]
     assert torch.equal(divided.step([(lists, 49, tokens[-1:])]), wanted)
-    larger = model.stage(layers, dtype, pages=3, context=64, adopts=[stage])
+    larger = model.stage(layers, dtype, pages=3, context=64, adopts=[(stage, range(99))])
     assert larger.adopted == set()
 
 
@@ -287,7 +295,7 @@ def test_a_stage_takes_copies_of_pages(
         whole.stages[0].read_page(page, layers, values)
         standby.write_page(page, values)
     # The other layers have lost what they had, and compute again.
-    stage = model.stage(pages=3, context=96, dtype=dtype, adopts=[standby])
+    stage = model.stage(pages=3, context=96, dtype=dtype, adopts=[(standby, range(99))])
     rows = StepRows(0, 65, np.array(lists.pages, np.int32), np.array([], np.int32))
     stage.step([rows], (whole.ends.embed(tokens[:-1], range(65)),), stop=layers.start)
     assert stage.adopted == set(range(layers.start, layers.stop))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from waiting import LIMIT_S
 from pipeedge.base.crew import Crew, Threads
 from pipeedge.base.errors import RequestError, WeightsError
 from pipeedge.base.schedule import LayerRange
+from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.layers.decoder import DecoderStage
 from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.planning import Plan
@@ -23,11 +24,30 @@ from pipeedge.run.context import RankContext
 from pipeedge.run.loaded_layers import LoadedLayers
 
 
+class Named(str):
+    """Layers, as those of a stage are named."""
+
+    dtype = "float32"
+
+    @property
+    def layers(self) -> LayerRange:
+        first, last = map(int, self.split("-"))
+        return LayerRange(first - 1, last)
+
+
 @dataclass(eq=False)
 class Layers:
     """A loaded stage."""
 
     named: str
+    since: dict[int, int] = field(default_factory=dict)
+    adopted: dict[str, set[int]] = field(default_factory=dict)
+    """Layers that were not read from the disk, counted from 1, by the names of stages that had them."""
+    outputs: ClassVar[dict[str, str]] = {}
+
+    @property
+    def plan(self) -> Named:
+        return Named(self.named)
 
     def serves(self, stage: str) -> bool:
         return stage == self.named
@@ -52,23 +72,40 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the layers that are read from the disk, in order."""
     found: list[str] = []
 
-    def load(context: object, plan: Any, device: object, held: Layers | None = None, **beside: Any) -> Layers:
+    def load(context: object, plan: Any, device: object, held: Layers | None = None, **more: Any) -> Layers:
+        since = dict(enumerate(plan.since))
         if held is not None:
+            held.since = since
             return held
         found.append(plan.schedule.stages[0])
-        return Layers(found[-1])
+        adopted = {one.named: {layer + 1 for layer in layers} for one, layers in more["adopts"]}
+        return Layers(found[-1], since, adopted)
 
     monkeypatch.setattr(shelf_module, "load_stage", load)
     return found
 
 
-def take(loaded_layers: LoadedLayers, named: str, *, beside: bool = False, crew: Crew | None = None) -> str:
-    context = SimpleNamespace(rank=0, model=None, program=SimpleNamespace(threads=Threads()))
-    plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]))
+def take_stage(
+    loaded_layers: LoadedLayers,
+    named: str,
+    *,
+    beside: bool = False,
+    crew: Crew | None = None,
+    since: Sequence[int] = (),
+) -> Layers:
+    """Take a stage of an encoder; that of a decoder, if the name is ``Named``."""
+    model = object.__new__(DecoderModel) if isinstance(named, Named) else None
+    context = SimpleNamespace(rank=0, model=model, program=SimpleNamespace(threads=Threads()))
+    plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0, stages=[named]), since=since)
     taken: Any = loaded_layers.take(
         cast(RankContext, context), cast(Plan, plan), crew or Crew(), beside=beside
     )
-    return str(taken.named)
+    found: Layers = taken
+    return found
+
+
+def take(loaded_layers: LoadedLayers, named: str, **more: Any) -> str:
+    return take_stage(loaded_layers, named, **more).named
 
 
 def make() -> LoadedLayers:
@@ -139,21 +176,8 @@ def test_an_epoch_that_retires_late_takes_nothing_from_the_one_that_loads(
     assert loaded == ["1-8", "1-4", "5-8"]
 
 
-class Named(str):
-    """Layers, as those of a stage are named."""
-
-    @property
-    def layers(self) -> LayerRange:
-        first, last = map(int, self.split("-"))
-        return LayerRange(first - 1, last)
-
-
 class StandingBy(Layers):
     """Loaded layers of another rank."""
-
-    @property
-    def plan(self) -> Named:
-        return Named(self.named)
 
     @property
     def shard(self) -> DecoderStage:
@@ -185,16 +209,37 @@ def standing(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_standby_takes_the_layers_that_it_has_copies_of(loaded: list[str], standing: list[str]) -> None:
     loaded_layers = make()
-    take(loaded_layers, Named("1-8"))
+    take(loaded_layers, Named("1-8"), since=[1] * 12)
     # The same layers without copies, as for a plan that was not run.
-    take(loaded_layers, Named("9-12"), beside=True)
+    take(loaded_layers, Named("9-12"), beside=True, since=[2] * 12)
     stand_by(loaded_layers, "9-12")
     stand_by(loaded_layers, "9-12")
     assert standing == ["9-12"]
-    assert take(loaded_layers, Named("9-12")) == "9-12"
+    assert take(loaded_layers, Named("9-12"), since=[3] * 12) == "9-12"
     assert loaded == ["1-8", "9-12"]
     stand_by(loaded_layers, "9-12")
     assert standing == ["9-12", "9-12"], "what was taken serves nobody else"
+
+
+def test_copies_of_a_plan_that_has_not_run_do_not_replace_what_is_there(
+    loaded: list[str], standing: list[str]
+) -> None:
+    loaded_layers = make()
+    take(loaded_layers, Named("5-8"), since=[1] * 12)
+    take(loaded_layers, Named("1-6"), beside=True, since=[2, 2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2])
+    stand_by(loaded_layers, "7-8")
+    found = take_stage(loaded_layers, Named("1-8"), since=[3, 3, 3, 3, 1, 1, 1, 1, 3, 3, 3, 3])
+    assert found.adopted == {"1-6": {1, 2, 3, 4}, "5-8": {5, 6, 7, 8}}
+
+
+def test_a_plan_that_was_never_loaded_leaves_the_copies_in_place(
+    loaded: list[str], standing: list[str]
+) -> None:
+    loaded_layers = make()
+    take(loaded_layers, Named("1-4"), since=[1] * 12)
+    stand_by(loaded_layers, "5-8")
+    found = take_stage(loaded_layers, Named("1-8"), since=[1] * 4 + [2] * 4 + [3] * 4)
+    assert found.adopted == {"1-4": {1, 2, 3, 4}, "5-8": {5, 6, 7, 8}}
 
 
 def test_a_standby_frees_what_it_does_not_stand_by_for(loaded: list[str], standing: list[str]) -> None:

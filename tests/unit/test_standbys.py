@@ -96,16 +96,17 @@ class TestHeld:
         )
         lost = owners.lost_since(before)
         # Pages 0 and 2 were copied, as far as they were full before steps 5 and 9.
+        moved = LayerRange(4, 12)
         assert [lost.of(page, filled) for page, filled in ((0, 4), (0, 5), (1, 0), (2, 8), (3, 0))] == [
-            0,
-            12,
-            12,
-            0,
-            12,
+            None,
+            moved,
+            moved,
+            None,
+            moved,
         ]
         # Steps of another plan have filled the pages since.
         later = CacheOwners(2, before.stages)
-        assert CacheOwners(3, owners.stages, owners.copies).lost_since(later).of(0, 4) == 12
+        assert CacheOwners(3, owners.stages, owners.copies).lost_since(later).of(0, 4) == moved
 
     def test_copies_are_forgotten_with_the_process_and_with_the_plan(self) -> None:
         copies = CopiedPages(LayerRange(4, 12), "float32", 1, (5,))

@@ -14,10 +14,11 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from step_world import StepWorld
+from step_world import LAYERS, StepWorld
 
 from pipeedge.base.errors import InputError
-from pipeedge.decoding.pages import LostLayers
+from pipeedge.base.schedule import LayerRange
+from pipeedge.decoding.pages import LostLayers, LostPart
 from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
 
@@ -85,17 +86,24 @@ class StepMachine(RuleBasedStateMachine):
     @rule(
         groups=st.integers(1, 5),
         more=st.integers(-4, 4),
-        lost=st.sampled_from([None, (), (0,), (1,), (0, 1)]),
+        lost=st.none() | st.sets(st.integers(0, LAYERS - 1)),
+        left=st.sets(st.integers(1, LAYERS - 1)),
+        outputs=st.frozensets(st.integers(1, LAYERS - 1)),
     )
-    def restart(self, groups: int, more: int, lost: tuple[int, ...] | None) -> None:
-        """Lose caches, all of them or those of some layers; other numbers of groups and pages follow."""
+    def restart(
+        self, groups: int, more: int, lost: set[int] | None, left: set[int], outputs: frozenset[int]
+    ) -> None:
+        """Lose caches, all of them or those of some layers, and outputs.
+
+        Other numbers of groups and pages follow, and other outputs are kept.
+        """
         limits, cache = self.world.limits, self.world.cache
         pages = max(cache.pages + more, 11) if cache.pages else 0
-        limits, cache = replace(limits, groups=groups), replace(cache, pages=pages)
+        limits, cache = replace(limits, groups=groups), replace(cache, pages=pages, outputs=outputs)
         if lost is None:
             self.world.restart(limits, cache)
         else:
-            self.world.restart(limits, cache, lost, keeps=True)
+            self.world.restart(limits, cache, lost, keeps=True, outputs=left)
 
     @invariant()
     def counts(self) -> None:
@@ -126,7 +134,10 @@ def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
         if source.random() < 0.0005:
             world.restart()
         if source.random() < 0.002:
-            world.restart(lost=source.choice([(), (0,), (1,)]), keeps=True)
+            lost = source.choice([(), (0,), (1,), (2,), (1, 2), (3,)])
+            cuts = frozenset(source.sample(range(1, LAYERS), source.randint(0, 3)))
+            kept = replace(world.cache, outputs=cuts)
+            world.restart(cache=kept, lost=lost, keeps=True, outputs=source.sample(range(1, LAYERS), 2))
         if (not world.step() or source.random() < 0.2) and world.flights:
             world.finish()
         if world.steps % 50 == 0:
@@ -135,7 +146,7 @@ def crowd(world: StepWorld, source: random.Random, steps: int) -> None:
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_crowd_neither_starves_nor_loses_pages(cache: CacheSize) -> None:
-    source = random.Random(7)
+    source = random.Random(11)
     limits = StepLimits(
         context=44,
         groups=3,
@@ -237,7 +248,7 @@ def simulate(
             costs = [limits.cost(part.position, len(part.tokens)) for part in step.parts]
             whole = limits.times.of(sum(costs)) - hop * (stages + 1)
             durations = [
-                whole * share * (step.layers is None or stage < step.layers)
+                whole * share * (step.layers is None or stage in range(step.layers.start, step.layers.stop))
                 for stage, share in enumerate(shares)
             ]
             moment = now
@@ -252,7 +263,8 @@ def simulate(
             return figures
         now = min(moments)
         if now >= loss:
-            scheduler.restart(limits, cache, None if lost is None else LostLayers(stages + 1, lost))
+            parts = [LostPart(LayerRange(0, lost))] if lost else []
+            scheduler.restart(limits, cache, None if lost is None else LostLayers(stages + 1, parts))
             flights.clear()
             now, loss, free = loss, math.inf, [loss] * (stages + 1)
         while flights and flights[0][0] <= now:

@@ -16,6 +16,7 @@ from pipeedge.base.errors import InfeasibleError, PeerFailedError, ScheduleError
 from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.compress import LinkEncoder
 from pipeedge.models.decoder import find_decoder
+from pipeedge.models.dtypes import INT4
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, computing_layers, pack_rows, packed_length, unpack_rows
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, least_cache_bytes, stage_cache_bytes
@@ -70,7 +71,7 @@ def test_a_damaged_description_is_refused_or_within_the_bounds(rows: list[StepRo
         found = unpack_rows(tensor[:length], BOUNDS)
     except PeerFailedError:
         return
-    assert computing_layers(tensor) > 0
+    assert len(computing_layers(tensor)) > 0
     assert len(found) <= BOUNDS.sequences
     assert sum(one.rows for one in found) <= BOUNDS.rows
     for one in found:
@@ -81,12 +82,12 @@ def test_a_damaged_description_is_refused_or_within_the_bounds(rows: list[StepRo
             assert all(0 <= page < size for page in pages)
 
 
-@pytest.mark.parametrize("layers", [0, -1, -(2**31)])
-def test_a_step_is_for_some_layers(layers: int) -> None:
+@pytest.mark.parametrize(("first", "last"), [(1, 0), (1, -1), (1, -(2**31)), (0, 4), (-3, 4), (5, 4)])
+def test_a_step_is_for_some_layers(first: int, last: int) -> None:
     """Otherwise every stage would pass on zeros."""
     tensor = packed([StepRows(0, 2, np.zeros(1, np.int32), np.zeros(1, np.int32))])
-    tensor[1] = layers
-    with pytest.raises(PeerFailedError, match=f"a step is for {layers} layers"):
+    tensor[1], tensor[2] = first, last
+    with pytest.raises(PeerFailedError, match=f"a step is for the layers {first} to {last}"):
         unpack_rows(tensor, BOUNDS)
 
 
@@ -124,9 +125,9 @@ def test_a_stage_that_knows_the_rows_of_a_step_passes_it_on(start: int, stop: in
     stage = PUZZLES.stage(LayerRange(start, stop), pages=4, context=64)
     compute = StepStage(stage, bounds, 3, is_last=False)
     found = []
-    for layers in (stop, start, None):
+    for last in (stop, start, None):
         table = packed(rows)
-        pack_rows(rows, table, layers)
+        pack_rows(rows, table, last and LayerRange(0, last))
         state = before.step(rows, [torch.full((3, 96), 0.5)])
         found.append(compute(Packet(5, 3, (*state, table))).payload)
         assert found[-1][-1] is table
@@ -134,6 +135,53 @@ def test_a_stage_that_knows_the_rows_of_a_step_passes_it_on(start: int, stop: in
     assert not any(one.any() for one in found[1][:-1])
     for left, right in zip(found[0][:-1], found[2][:-1], strict=True):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, INT4])
+@pytest.mark.parametrize(("stop", "end"), [(4, 16), (5, 12), (6, 7), (7, 16), (11, 11)])
+def test_layers_behind_kept_outputs_compute_the_same_again(dtype: torch.dtype, stop: int, end: int) -> None:
+    """A stage keeps its outputs; one with more layers begins from them, with garbage as its input."""
+    bounds = StepBounds(context=96, rows=40, sequences=2, pages=6, window_pages=0)
+    stage = PUZZLES.stage(LayerRange(1, stop), dtype, pages=6, context=96)
+    kept = stage.outputs_after(stop)
+    first = StepStage(stage, bounds, 0, is_last=False, outputs={stop: kept})
+    before = PUZZLES.stage(LayerRange(0, 1), dtype, pages=6, context=96)
+    hidden = torch.randn(51, PUZZLES.config.hidden, generator=torch.Generator().manual_seed(3))
+    lists = [np.array([4, 1], np.int32), np.array([0], np.int32)]
+    none = np.zeros(0, np.int32)
+    steps = [
+        [StepRows(0, 30, lists[0], none), StepRows(0, 9, lists[1], none)],
+        [StepRows(30, 10, lists[0], none), StepRows(9, 1, lists[1], none)],
+        [StepRows(40, 1, lists[0], none)],
+    ]
+    wanted, done = list[tuple[torch.Tensor, ...]](), 0
+    whole = PUZZLES.stage(LayerRange(stop, end), dtype, pages=6, context=96) if end > stop else None
+    for rows in steps:
+        count = sum(one.rows for one in rows)
+        inputs = [hidden[done : done + count].to(before.stream_dtype)]
+        done += count
+        *state, _ = first(Packet(0, 1, (*before.step(rows, inputs), packed(rows)))).payload
+        state = [tensor.clone() for tensor in state]
+        wanted.append(tuple(state) if whole is None else whole.step(rows, state))
+    again = PUZZLES.stage(LayerRange(1, end), dtype, pages=6, context=96, adopts=[(stage, range(1, stop))])
+    second = StepStage(again, bounds, 0, is_last=False, outputs={stop: kept})
+    for rows, outputs in zip(steps, wanted, strict=True):
+        table = packed(rows)
+        pack_rows(rows, table, LayerRange(stop, 99))
+        garbage = before.unknown_outputs(sum(one.rows for one in rows))
+        *found, _ = second(Packet(0, 1, (*garbage, table))).payload
+        for left, right in zip(found, outputs, strict=True):
+            assert torch.equal(left, right)
+
+
+def test_a_step_that_begins_where_nothing_is_kept_is_the_peers_failure() -> None:
+    bounds = StepBounds(context=64, rows=8, sequences=2, pages=4, window_pages=0)
+    rows = [StepRows(0, 3, np.zeros(1, np.int32), np.zeros(0, np.int32))]
+    stage = PUZZLES.stage(LayerRange(0, 8), pages=4, context=64)
+    table = packed(rows)
+    pack_rows(rows, table, LayerRange(5, 8))
+    with pytest.raises(PeerFailedError, match="begins after layer 5, whose outputs are not kept here"):
+        StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, (torch.zeros(3, 96), table)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

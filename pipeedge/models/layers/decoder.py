@@ -19,7 +19,7 @@ Shapes in docstrings: R rows, D hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from pipeedge.models.cuts import step_shapes
 from pipeedge.models.dtypes import INT4, dtype_name, stream_dtype
 from pipeedge.models.families.catalogue import family_of
 from pipeedge.models.families.decoder import NATIVE_ACTIVATIONS, DecoderOptions
+from pipeedge.models.layers.kept_outputs import KeptOutputs
 from pipeedge.models.rotary import scaled_frequencies
 from pipeedge.models.weights.comparing import Placeholder, check_coding, check_tensors
 from pipeedge.models.weights.files import WeightsFile
@@ -114,6 +115,12 @@ class StepRows:
     window_pages: npt.NDArray[np.int32]
     """The same for blocks with a window, in which only those that the window reaches count."""
 
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """Place of each row among those of all pages that are not of windows."""
+        positions = np.arange(self.position, self.position + self.rows)
+        return self.pages[positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+
 
 class DecoderStage:
     """Consecutive layers of a decoder with their cache.
@@ -146,7 +153,7 @@ class DecoderStage:
         self.stream_dtype = stream_dtype(dtype)
         """Number type of payloads and of the cache."""
         self._first_block = layers.start // LAYERS_PER_BLOCK
-        self._pages = pages
+        self._pages, self._window_pages, self._context = pages, window_pages, context
         self.adopted: set[int] = set()
         """Layers that other stages have, too, and that are not loaded."""
         options = architecture.own(DecoderOptions)
@@ -200,16 +207,36 @@ class DecoderStage:
         """Size of the packed matrices in bytes, all of which a step reads."""
         return self._native.weight_bytes
 
-    def adopt(self, others: Iterable[DecoderStage]) -> None:
+    def outputs_after(self, cut: int) -> KeptOutputs:
+        """Return room for the payloads of a cut behind a layer of the stage, by the pages of the cache."""
+        return KeptOutputs(self.architecture, cut, self.stream_dtype, self._pages * PAGE)
+
+    def behind(self, cut: int) -> DecoderStage:
+        """Return the layers behind a cut as a stage of their own, with these weights and this cache."""
+        stage = DecoderStage(
+            self.architecture,
+            LayerRange(cut, self.layers.stop),
+            self.dtype,
+            pages=self._pages,
+            window_pages=self._window_pages,
+            context=self._context,
+        )
+        stage.adopt([(self, range(cut, self.layers.stop))])
+        return stage
+
+    def adopt(self, others: Iterable[tuple[DecoderStage, Collection[int]]]) -> None:
         """Use the layers that other stages have, too, with their weights and their caches.
 
         All of them may go on, but not compute at the same time.
+
+        Args:
+            others: Stages, and which layers to use if they have them; the last one that does counts.
         """
-        for other in others:
+        for other, wanted in others:
             if other.dtype is not self.dtype or other._pages < self._pages:
                 continue
             own, theirs = (LAYERS_PER_BLOCK * one._first_block for one in (self, other))
-            for layer in self.layers.shared(other.layers):
+            for layer in (layer for layer in self.layers.shared(other.layers) if layer in wanted):
                 self._native.adopt(layer - own, other._native, layer - theirs)
                 self.adopted.add(layer)
 
