@@ -421,7 +421,8 @@ def disturb(directory: Path, net: Cables | None, arguments: argparse.Namespace) 
         if dtype not in wanted:
             wanted[dtype] = undisturbed(directory / f"alone-{dtype}", net, asked, *model, *SHAPES[1])
         secure = ("--key", str(key)) if chance.random() < 0.3 else ()
-        options = (*model, *chance.choice(SHAPES), *secure)
+        kept = [option for option in ("--keep-outputs", "--replicate") if chance.random() < 0.5]
+        options = (*model, *chance.choice(SHAPES), *secure, *kept)
         run = DisturbedRun(directory / f"run{tally.runs}", net, chance, asked)
         run.run(tally, wanted[dtype], options, min(PER_RUN, arguments.count - len(tally.disturbances)))
         kinds = Counter(one.kind for one in tally.disturbances)

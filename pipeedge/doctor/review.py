@@ -19,8 +19,10 @@ from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import find_dtype
 from pipeedge.models.step_rows import StepBounds
+from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_size import choose_bounds, describe_cache, stage_cache_bytes
 from pipeedge.plan.facts import disagreements, unlikeness
+from pipeedge.plan.kept_outputs import choose_outputs
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
@@ -159,7 +161,14 @@ def _with_cache(
         found.append(dataclasses.replace(finding, what=f"{finding.what}{longest}"))
         return None
     found.append(ok("cache", f"{describe_cache(model, plan.schedule, steps)}{longest}"))
-    return dataclasses.replace(plan, steps=steps)
+    plan = dataclasses.replace(plan, steps=steps)
+    if not request.cache.keep_outputs or steps.window_pages:
+        return plan
+    memory = {rank: _free_bytes(told) for rank, told in facts.items()}
+    outputs = Held().outputs(plan.schedule, plan.number)
+    kept = choose_outputs(model, plan.schedule, steps, outputs, memory, plan.data_rank)
+    found.extend(warning("outputs", note) for note in kept.notes)
+    return dataclasses.replace(plan, outputs=kept.outputs)
 
 
 def _free_bytes(facts: Mapping[str, Any]) -> int:
@@ -194,6 +203,7 @@ def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) ->
         if isinstance(model, DecoderModel):
             weights = int(_LOADING * _decoder_weights(plan, model, rank))
             buffers += 0 if stage is None else caches[stage]
+            buffers += _output_bytes(plan, model, rank)
         elif stage is not None:
             layers = plan.schedule.stages[stage].layers
             dtype = find_dtype(plan.schedule.stages[stage].dtype)
@@ -205,6 +215,13 @@ def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) ->
             )
         needs[rank] = Need(weights, buffers)
     return needs
+
+
+def _output_bytes(plan: Plan, model: DecoderModel, rank: int) -> int:
+    """Return the bytes of what one rank keeps of its outputs."""
+    dtypes = {stage.rank: find_dtype(stage.dtype) for stage in plan.schedule.stages}
+    kept = (model.output_bytes(one.cut, dtypes[rank]) for one in plan.outputs if one.rank == rank)
+    return plan.step_bounds.pages * sum(kept)
 
 
 def _decoder_weights(plan: Plan, model: DecoderModel, rank: int) -> int:

@@ -26,6 +26,9 @@ from pipeedge.doctor.probe import Probe
 from pipeedge.doctor.rank_checks import Need, check_clocks, check_memory, check_weights
 from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.step_rows import StepBounds
+from pipeedge.plan.cache_owners import KeptOutput
 from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec, SpecFiles
@@ -184,6 +187,17 @@ def test_planned_memory_counts_all_words_of_a_file_that_cannot_be_mapped() -> No
     words = 4 * 30_522 * 768
     assert copied[0].weights_bytes - mapped[0].weights_bytes >= 0.99 * words
     assert copied[1] == mapped[1]
+
+
+def test_planned_memory_counts_kept_outputs() -> None:
+    model = find_decoder("llama-puzzles")
+    bounds = StepBounds(context=64, rows=8, sequences=4, pages=10, window_pages=0)
+    plan = Plan(Schedule.from_partition([1, 6, 7, 16]), 0, 64, 8, None, None, steps=bounds)
+    keeping = dataclasses.replace(plan, outputs=(KeptOutput(0, 6, 1),))
+    without, kept = (planned_needs(one, model, None) for one in (plan, keeping))
+    rows = 10 * 32
+    assert kept[0].buffers_bytes - without[0].buffers_bytes == rows * model.config.hidden * 4
+    assert kept[1] == without[1]
 
 
 def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
