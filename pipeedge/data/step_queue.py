@@ -46,8 +46,9 @@ from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampler import Sampler
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.decoding.speculation import DraftedTokens
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_trial import StepTrial
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
+from pipeedge.decoding.steps import DecodingStep, StepPart, StepScheduler
 from pipeedge.models.decoder_ends import DecoderEnds
 from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, pack_rows, packed_length

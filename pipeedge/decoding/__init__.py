@@ -3,7 +3,7 @@
 pages        which pages of the cache each sequence has
 speculation  tokens that earlier text or a small model proposes, and how many of them pay
 drafting     the small model
-steps        which rows the next step has
+steps        which rows the next step has, within step_limits; groups deals sequences to steps
 loop         all layers in one process
 structure    a JSON schema, regular expression or grammar that an answer follows by structure_matching
 sampling     the options of an answer, and the model's own (generation_config.json)

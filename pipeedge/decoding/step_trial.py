@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeedge.decoding.pages import pages_of
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_times import StepTimes
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart
+from pipeedge.decoding.steps import DecodingStep, StepPart
 
 __all__ = ["MeasuredSteps", "StepTrial", "TrialStep", "trial_steps"]
 

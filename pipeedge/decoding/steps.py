@@ -18,23 +18,20 @@ another one in the very next step, and a page that a step under way fills may be
 
 A row of a sequence that generates may be followed by rows of tokens that are only proposed (``speculation``).
 Those that turn out to be wrong leave wrong places behind, which the next rows of the sequence write again.
-
-Costs are counted in *rows*: that of one row at the beginning of a sequence. ``StepTimes`` says how long steps
-take by the cost of their rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipeedge.base.errors import InputError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
+from pipeedge.decoding.groups import Deal
 from pipeedge.decoding.pages import LostLayers, PageLists, PagePool, page_key, pages_of, window_pages_of
-from pipeedge.decoding.slowest_place import MARGIN, SlowestPlace
+from pipeedge.decoding.slowest_place import SlowestPlace
 from pipeedge.decoding.speculation import (
     DraftedText,
     DraftedTokens,
@@ -47,112 +44,18 @@ from pipeedge.decoding.speculation import (
     best_offer,
     best_proposals,
 )
+from pipeedge.decoding.step_limits import UNMEASURED, CacheSize, StepLimits
 from pipeedge.decoding.step_times import StepTimes
 
-__all__ = ["CacheSize", "DecodingStep", "StepLimits", "StepPart", "StepScheduler"]
+__all__ = ["DecodingStep", "StepPart", "StepScheduler"]
 
 
-_LEAST_CHUNK = 64
-"""Cost below which chunks are not made cheaper to fill the stages sooner, whatever was measured."""
-_CHUNK_STEP = 8
-"""Difference of the costs of chunks among which the best one is sought."""
-_TIMES = StepTimes.linear(8.0)
-"""Times of steps that nobody has measured: reading the weights takes as long as eight rows."""
 _PROPOSALS = 64
 """Most proposed tokens of a step."""
 _OTHERS_WAIT = 4.0
 """Time in which only what stages have lost is computed again, in times of the step for others before it: they
 go on slowly, rather than wait for all of that.
 """
-_TOLERANCE = 1.05
-"""Longest round with which more groups are better, in times of the shortest: they keep a place busy while the
-step before comes late.
-"""
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """The cache of every block, in pages whose numbers serve all stages."""
-
-    pages: int
-    """Number of pages of blocks that attend to everything; 0 without such blocks."""
-    window_pages: int = 0
-    """Number of pages of blocks with a window; 0 without such blocks."""
-    window: int = 0
-    """Widest window in positions; 0 without one."""
-    page: int = 32
-    """Number of positions of a page."""
-    outputs: frozenset[int] = frozenset()
-    """Cuts, by the number of layers before, whose payloads are kept by page."""
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Bounds of steps, and what they cost."""
-
-    context: int
-    """Longest sequence in tokens, prompt and answer together."""
-    groups: int = 1
-    """Most steps in flight, or 1 if one processor does everything."""
-    stages: int = 1
-    """Number of stages that compute a step one after the other."""
-    rows: int = 64
-    """Most rows of a step, at least 2, and so most tokens of a chunk of a prompt."""
-    sequences: int = 64
-    """Most sequences that run at a time."""
-    slowdown: float = 1.4
-    """Most that a chunk of a prompt may lengthen a step while others generate, as a factor; infinity where
-    nobody waits for single tokens.
-    """
-    times: StepTimes = _TIMES
-    """Time of a step alone, through all stages, by the cost of its rows."""
-    proposals: int = 0
-    """Most proposed tokens of a sequence in a step; 0 for none."""
-    attention: float = 1e-4
-    """Additional cost of a row for each position in front of it, in rows."""
-    reading: float = 0.0
-    """Additional cost of consecutive rows together for each position in front of them, in rows: the cache is
-    read once for all of them.
-    """
-
-    def cost(self, position: int, rows: int) -> float:
-        """Return the cost of consecutive rows of a sequence, in rows."""
-        return rows * (1 + self.attention * (position + (rows - 1) / 2)) + self.reading * position
-
-    def timed_as(self, known: StepLimits) -> StepLimits:
-        """Return these bounds with the costs and times of steps that others have."""
-        return replace(self, times=known.times, attention=known.attention, reading=known.reading)
-
-    def best_groups(self, cost: float, sequences: int, busy: float | None = None) -> int:
-        """Return among how many groups to deal sequences that generate, so that all have a token soonest.
-
-        A token of each takes as long as the slowest place takes for all groups, and as long as the largest
-        one needs to return. More groups keep the places busy; fewer read the weights less often. Where that
-        makes little difference, there are more.
-
-        Args:
-            cost: Cost of the next row of all of them.
-            sequences: Number of them.
-            busy: Part of a step's time for which the slowest place is busy; None if that is not known, for
-                as many groups as there are places.
-        """
-        part, each = 1 / self.groups if busy is None else busy, cost / sequences
-
-        def round_time(groups: int) -> float:
-            few, larger = divmod(sequences, groups)
-            small, large = (self.times.of(each * rows) for rows in (few, few + 1))
-            smaller = groups - larger if few else 0
-            return max(part * (smaller * small + larger * large), MARGIN * (large if larger else small))
-
-        rounds = {groups: round_time(groups) for groups in range(1, self.groups + 1)}
-        longest = _TOLERANCE * min(rounds.values())
-        return max(groups for groups, found in rounds.items() if found <= longest)
-
-    def rows_for(self, cost: float, position: int) -> int:
-        """Return the most rows from ``position`` on that cost no more than ``cost``."""
-        half, linear = self.attention / 2, 1 + self.attention * (position - 0.5)
-        cost = max(cost - self.reading * position, 0.0)
-        return math.floor(2 * cost / (linear + math.sqrt(linear * linear + 4 * half * cost)))
 
 
 @dataclass(frozen=True)
@@ -281,28 +184,6 @@ class _StepInFlight:
     """Whether it is the only one in flight."""
     since: float | None
     """Time at which it began, if known."""
-
-
-@dataclass(frozen=True)
-class _Deal:
-    """How the sequences that generate are dealt to groups."""
-
-    share: float
-    """Cost of an equal share of those that cost no more than that."""
-    heaviest: float
-    """Cost from which a sequence is a group of its own."""
-    rest: float
-    """Cost of the others that are not in flight."""
-    groups: int
-    """Number of groups for those, the next one included."""
-
-    def joins(self, taken: float, cost: float) -> bool:
-        """Return whether a sequence of ``cost`` joins a group whose others cost ``taken``."""
-        if max(taken, cost) >= self.heaviest:
-            return False
-        fits = taken + cost <= self.share + 1e-9
-        left = self.rest - taken > (self.groups - 1) * self.share + 1e-9
-        return fits or (left and taken < self.share)
 
 
 class StepScheduler:
@@ -451,7 +332,8 @@ class StepScheduler:
         else:
             prompts = [one for one in others if not one.generates]
             most = self.limits.rows - bool(prompts)
-            dealt = self._deal(costs, groups, places)
+            flights = [flight.cost for flight in self._flights.values()]
+            dealt = Deal.among(groups, costs, flights, places)
             chosen = self._choose_decode_rows([one for one in others if one.generates], most, dealt)
             cost = sum(self.limits.cost(one.position, 1) for one, _ in chosen)
             chosen += self._choose_chunks(prompts, len(chosen), cost, usual)
@@ -481,7 +363,7 @@ class StepScheduler:
     def _best_groups(self, costs: Sequence[float]) -> int:
         """Return among how many groups to deal sequences, by the costs of their next rows."""
         busy = self._slowest.share
-        if busy is None and self.limits.times is _TIMES:  # without seconds, nothing will be known
+        if busy is None and self.limits.times is UNMEASURED:  # without seconds, nothing will be known
             busy = 1 / self.limits.stages
         return self.limits.best_groups(sum(costs), len(costs), busy)
 
@@ -526,7 +408,7 @@ class StepScheduler:
         """Return the better offer of up to ``most`` tokens for a sequence, and note whose it is."""
         one.proposer, offer = one.lookup, one.lookup.offer(one.tokens, most)
         # Before anything is measured, times are no seconds.
-        if one.drafted is not None and (self.limits.times is not _TIMES or self._lone.known):
+        if one.drafted is not None and (self.limits.times is not UNMEASURED or self._lone.known):
             other = one.drafted.offer(one.tokens, most)
             if best_offer([offer, other], cost, times) is other:
                 one.proposer, offer = one.drafted, other
@@ -597,7 +479,7 @@ class StepScheduler:
             return
         if flight.lone:
             self._lone.note(flight.rows_cost, now - flight.since)
-        if self.limits.times is not _TIMES:  # those are no seconds
+        if self.limits.times is not UNMEASURED:  # those are no seconds
             self._slowest.note(self.limits.times.of(flight.rows_cost), in_flight, now)
 
     def _take(self, one: _Generated, drawn: Sequence[int]) -> None:
@@ -799,7 +681,7 @@ class StepScheduler:
         return sorted(self.limits.cost(one.position, 1) for one in self._running.values() if one.generates)
 
     def _choose_decode_rows(
-        self, ready: Sequence[_Generated], most: int, dealt: _Deal
+        self, ready: Sequence[_Generated], most: int, dealt: Deal
     ) -> list[tuple[_Generated, int]]:
         """Return the sequences that generate a token in the next step, each with one row.
 
@@ -821,35 +703,6 @@ class StepScheduler:
             taken += cost
         return chosen
 
-    def _deal(self, costs: list[float], among: int, places: int) -> _Deal:
-        """Deal sequences that generate to groups, so that steps take alike.
-
-        One that costs more than an equal share of the others is a group of its own.
-
-        Args:
-            costs: Cost of the next row of each, ascending.
-            among: Number of groups.
-            places: Most steps in flight. Chunks of prompts first take the places that groups leave.
-        """
-        flights = sorted(flight.cost for flight in self._flights.values())
-        del flights[: min(places - among, flights.count(0.0))]
-        costs, alone = list(costs), list[float]()
-        left = sum(costs)
-        while among > 1 and costs and costs[-1] > left / among:
-            alone.append(costs.pop())
-            left -= alone[-1]
-            among -= 1
-        share, heaviest = left / among, alone[-1] if alone else math.inf
-        # Of ten sequences in four groups, two have two: a third one in each would let others wait.
-        least = share - math.fmod(share, left / len(costs)) if costs else 0.0
-        light = [cost for cost in flights if cost < heaviest]
-        return _Deal(
-            share=share,
-            heaviest=heaviest,
-            rest=left - sum(max(cost, least) for cost in light),
-            groups=among - len(light),
-        )
-
     def _choose_chunks(
         self, ready: Sequence[_Generated], parts: int, cost: float, share: float
     ) -> list[tuple[_Generated, int]]:
@@ -867,7 +720,9 @@ class StepScheduler:
             return []
         limits = self.limits
         rows = limits.rows - parts
-        budget = min(limits.cost(0, limits.rows) - cost, self._cost_of_chunk(ready))
+        budget = min(
+            limits.cost(0, limits.rows) - cost, limits.best_chunk([len(one.tokens) for one in ready])
+        )
         if share and not any(one.position < one.lost for one in ready):
             usual = limits.times.of(max(share, cost))
             budget = min(budget, max(limits.times.cost_within(limits.slowdown * usual) - cost, 1.0))
@@ -889,27 +744,6 @@ class StepScheduler:
             rows -= wanted
             budget -= limits.cost(one.position, wanted)
         return chosen
-
-    def _cost_of_chunk(self, ready: Sequence[_Generated]) -> float:
-        """Return the most that a chunk should cost so that stages have computed these prompts soonest.
-
-        The last stage ends after (chunks + stages - 1) steps of a chunk. Stages count as equal: how busy the
-        slowest one is was measured with single rows, which says little of chunks, and with much noise. One
-        stage takes chunks as large as they may be.
-        """
-        limits = self.limits
-        if limits.stages == 1:
-            return math.inf
-        total = sum(limits.cost(0, len(one.tokens)) for one in ready)
-
-        def last_ends(chunks: int) -> float:
-            return (chunks + limits.stages - 1) * limits.times.of(total / chunks)
-
-        most = max(1, math.floor(total / _LEAST_CHUNK))
-        costs = range(_LEAST_CHUNK, max(limits.rows, _LEAST_CHUNK) + 1, _CHUNK_STEP)
-        chunks = min((min(math.ceil(total / cost), most) for cost in costs), key=last_ends)
-        # Rows are whole: with one more, the last chunk is not followed by the rest of all.
-        return total / chunks + limits.cost(max(len(one.tokens) for one in ready), 1)
 
     def _part(self, one: _Generated, rows: int) -> StepPart:
         """Return the part of the step with the next rows of a sequence, which are under way from now on."""

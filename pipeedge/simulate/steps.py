@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.pages import LostLayers
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_trial import StepTrial
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
+from pipeedge.decoding.steps import DecodingStep, StepScheduler
 from pipeedge.observe.lanes import STAGE
 from pipeedge.observe.records import LaneRecord, LinkRecord, Recording, Row, Transfer
 from pipeedge.observe.timeline import LaneId

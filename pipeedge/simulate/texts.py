@@ -17,8 +17,9 @@ from pipeedge._native import DECODER_PAGE as PAGE
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.text_lengths import TextLengths
 from pipeedge.decoding.pages import pages_of
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_trial import StepTrial
-from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
+from pipeedge.decoding.steps import StepScheduler
 from pipeedge.observe.assembly import assemble
 from pipeedge.observe.metrics import Latency, StageStats
 from pipeedge.observe.records import EpochRecord, Recording

@@ -65,7 +65,8 @@ from pipeedge.data.step_queue import Listener, StepGroup, StepQueue
 from pipeedge.decoding.generation import Piece
 from pipeedge.decoding.pages import LostLayers, LostPart
 from pipeedge.decoding.prompt import Prompt
-from pipeedge.decoding.steps import CacheSize, StepLimits, StepScheduler
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
+from pipeedge.decoding.steps import StepScheduler
 from pipeedge.plan.after_loss import Held
 from pipeedge.run.ledger import Arrival, Ledger
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.pages import LostLayers, LostPart
 from pipeedge.decoding.speculation import DraftedTokens, DraftFigures, WantedDraft
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepPart, StepScheduler
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
+from pipeedge.decoding.steps import DecodingStep, StepPart, StepScheduler
 
 VOCABULARY = 1000
 LAYERS = 4

@@ -9,9 +9,10 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.step_trial import MeasuredSteps, StepTrial, TrialStep
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits
+from pipeedge.decoding.steps import DecodingStep
 
 CACHE = CacheSize(pages=1000)
 

@@ -19,8 +19,9 @@ from step_world import LAYERS, StepWorld
 from pipeedge.base.errors import InputError
 from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.pages import LostLayers, LostPart
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
 from pipeedge.decoding.step_times import StepTimes
-from pipeedge.decoding.steps import CacheSize, DecodingStep, StepLimits, StepScheduler
+from pipeedge.decoding.steps import DecodingStep, StepScheduler
 
 PAGE = 4
 CURVE = StepTimes(((1.0, 10.0), (8.0, 11.0), (32.0, 30.0)))
