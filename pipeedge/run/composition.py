@@ -91,10 +91,13 @@ def compose(
         feeder = None if data is None else data.feeder
         linked = link_stage(stage, epoch, ends, lambda: member.slowest_stage_s, monitor, stage_before, feeder)
     # After all other links, at both ends.
-    if stage is not None and linked is not None and isinstance(stage.compute, StepStage):
-        stage.compute.copies = _copy_senders(epoch, stage)
-        linked = replace(linked, copies=stage.compute.copies)
-    return Composition(ends, monitor, linked, data, _copy_receivers(epoch))
+    copies: tuple[CopySender, ...] = ()
+    if stage is not None and isinstance(stage.compute, StepStage):
+        copies = stage.compute.copies = _copy_senders(epoch, stage)
+    receivers = _copy_receivers(epoch)
+    if linked is not None:
+        linked = replace(linked, copies=copies, receivers=receivers)
+    return Composition(ends, monitor, linked, data, receivers)
 
 
 def _copy_senders(epoch: EpochContext, stage: LoadedStage) -> tuple[CopySender, ...]:

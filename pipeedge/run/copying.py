@@ -135,20 +135,34 @@ class CopyReceiver:
         self._pages = pages
         self._copies = CopiesOfPages(pages)
         self._warn = warn
+        self._ended = threading.Event()
+        self._wake: Callable[[], object] = lambda: None
 
-    def start(self, crew: Crew, load: Callable[[Standby], DecoderStage]) -> None:
+    def start(
+        self,
+        crew: Crew,
+        load: Callable[[Standby, threading.Event], DecoderStage | None],
+        wake: Callable[[], object],
+    ) -> None:
         """Begin to take copies.
 
         Args:
             crew: Crew of the epoch.
-            load: Loads the layers.
+            load: Loads the layers; returns None if the event is set before.
+            wake: Lets what loads look at the event.
         """
+        self._wake = wake
         crew.start("take copies", lambda: self._run(load))
 
-    def _run(self, load: Callable[[Standby], DecoderStage]) -> None:
+    def end(self) -> None:
+        """Load no longer, if that still goes on: all is computed."""
+        self._ended.set()
+        self._wake()
+
+    def _run(self, load: Callable[[Standby, threading.Event], DecoderStage | None]) -> None:
         stage: DecoderStage | None = None
         try:
-            stage = load(self._standby)
+            stage = load(self._standby, self._ended)
         except WeightsError as error:  # it is no reason to end what runs
             self._warn(f"--replicate: copies of {self._standby.layers.named} are not kept: {one_line(error)}")
         while (packet := self._receiver.receive()) is not None:

@@ -32,7 +32,7 @@ from pipeedge.observe.timeline import LaneId, ThreadState
 from pipeedge.plan.cache_owners import KeptOutput, Standby
 from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
-from pipeedge.run.copying import CopySender
+from pipeedge.run.copying import CopyReceiver, CopySender
 from pipeedge.run.links import LinkEnds
 from pipeedge.run.stage import Decode, Encode, StepStage
 from pipeedge.run.worker import Incoming, Outgoing, StageLoop, StageSteps
@@ -119,6 +119,8 @@ class LinkedStage:
     """Set once this rank has computed what the plan before was fed; None if that has ended already."""
     copies: Sequence[CopySender] = ()
     """What copies its pages to other ranks."""
+    receivers: Sequence[CopyReceiver] = ()
+    """What takes copies of the pages of others, as long as it computes."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -137,8 +139,10 @@ class LinkedStage:
 
     def _compute(self) -> None:
         self.loop.run(self.after)
-        for one in self.copies:
-            one.end()
+        for sender in self.copies:
+            sender.end()
+        for receiver in self.receivers:
+            receiver.end()
 
     def decided(self, hub_clock: Callable[[float], float]) -> tuple[Decided, ...]:
         """Return the bit widths that were chosen, timed by the hub's clock."""

@@ -39,6 +39,10 @@ _BESIDE = 0.25
 """Fraction of the time in which layers are loaded beside a stage that computes."""
 
 
+class _NotNeededError(Exception):
+    """What is loaded is of no use any longer."""
+
+
 class LoadedLayers:
     """Stages that a rank has loaded.
 
@@ -77,7 +81,7 @@ class LoadedLayers:
         if number is None:
             return None
         stage = plan.schedule.stages[number]
-        crew.on_stop(self._wake)
+        crew.on_stop(self.wake)
         self._wait(crew)
         with self._changed:
             standbys = () if beside else self._standbys  # copies that still grow serve nobody else
@@ -123,29 +127,42 @@ class LoadedLayers:
                 self._held, self._taken = (), None
             self._standbys = tuple(one for one in self._standbys if any(map(one.stands_by, standbys)))
 
-    def stand_by(self, context: RankContext, plan: Plan, standby: Standby, crew: Crew) -> DecoderStage:
-        """Return layers of another rank, loaded beside what computes.
+    def stand_by(
+        self,
+        context: RankContext,
+        plan: Plan,
+        standby: Standby,
+        crew: Crew,
+        ended: threading.Event | None = None,
+    ) -> DecoderStage | None:
+        """Return layers of another rank, loaded beside what computes; None if nobody needs them any longer.
 
         Args:
             context: This rank, whatever its epoch.
             plan: The plan.
             standby: What this rank stands by for.
             crew: Crew of the epoch, which stops the wait.
+            ended: Set when nobody needs them any longer, before a call of ``wake``.
 
         Raises:
             WeightsError: The weights cannot be read, or do not fit the model.
         """
-        crew.on_stop(self._wake)
+        crew.on_stop(self.wake)
         failed: list[WeightsError] = []
+        ended = threading.Event() if ended is None else ended
 
         def load() -> None:
             try:
-                self._load_standby(context, plan, standby, crew)
+                self._load_standby(context, plan, standby, crew, ended)
             except WeightsError as error:  # which no other epoch is to fail for
                 failed.append(error)
+            except _NotNeededError:
+                pass
 
         while True:
-            self._wait(crew)
+            self._wait(crew, ended)
+            if ended.is_set():
+                return None
             if failed:
                 raise failed[0]
             with self._changed:
@@ -157,9 +174,18 @@ class LoadedLayers:
                 self._loading = True
             self._start(context, "load standby", load)
 
-    def _load_standby(self, context: RankContext, plan: Plan, standby: Standby, crew: Crew) -> None:
-        pacing = SlowedWork(_BESIDE, lambda seconds: self._pause(crew, seconds))
-        loaded = load_standby(context, plan, standby, self._device, pacing.pause)
+    def _load_standby(
+        self, context: RankContext, plan: Plan, standby: Standby, crew: Crew, ended: threading.Event
+    ) -> None:
+        fraction = 1.0 if plan.schedule.stage_of(context.rank) is None else _BESIDE
+        pacing = SlowedWork(fraction, lambda seconds: self._pause(crew, seconds, ended))
+
+        def pause() -> None:
+            pacing.pause()
+            if ended.is_set():
+                raise _NotNeededError
+
+        loaded = load_standby(context, plan, standby, self._device, pause)
         with self._changed:
             self._standbys = (*self._standbys, loaded)
 
@@ -174,7 +200,7 @@ class LoadedLayers:
         Raises:
             WeightsError: The weights cannot be read, or do not fit the model.
         """
-        crew.on_stop(self._wake)
+        crew.on_stop(self.wake)
         self._wait(crew)
         if self._ends is None:
             self._load(context, crew, "load ends", lambda: self._load_ends(context, plan))
@@ -253,23 +279,30 @@ class LoadedLayers:
 
         context.program.threads.start(name, load)
 
-    def _pause(self, crew: Crew, seconds: float) -> None:
+    def _pause(self, crew: Crew, seconds: float, ended: threading.Event | None = None) -> None:
         """Wait for some time, or until nobody needs what is loaded any longer."""
         with self._changed:
-            self._changed.wait_for(lambda: crew.stopped, seconds)
+            self._changed.wait_for(lambda: crew.stopped or _is_set(ended), seconds)
 
-    def _wait(self, crew: Crew) -> None:
-        """Wait until nothing is being loaded; raise what stops the epoch, or what went wrong."""
+    def _wait(self, crew: Crew, ended: threading.Event | None = None) -> None:
+        """Wait until nothing is being loaded, or has ``ended``; raise what stops the epoch, or went wrong."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._loading or crew.stopped)
+            self._changed.wait_for(lambda: not self._loading or crew.stopped or _is_set(ended))
+            if _is_set(ended):
+                return
             error, self._error = self._error, None
         crew.wait(0)
         if error is not None:
             raise error
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let whoever waits look whether it is needed still."""
         with self._changed:
             self._changed.notify_all()
+
+
+def _is_set(event: threading.Event | None) -> bool:
+    return event is not None and event.is_set()
 
 
 def _sources(

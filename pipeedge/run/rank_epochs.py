@@ -304,15 +304,15 @@ class _Rank:
             closed: Set once an epoch that still runs is closed; None without one.
         """
 
-        def load(standby: Standby) -> DecoderStage:
+        def load(standby: Standby, ended: threading.Event) -> DecoderStage | None:
             if closed is not None:
                 closed.wait()
-            return self._loaded.stand_by(self._context, epoch.plan, standby, epoch.crew)
+            return self._loaded.stand_by(self._context, epoch.plan, standby, epoch.crew, ended)
 
         if closed is not None and parts.receivers:
             epoch.crew.on_stop(closed.set)
         for one in parts.receivers:
-            one.start(epoch.crew, load)
+            one.start(epoch.crew, load, self._loaded.wake)
 
     def _standbys(self, plan: Plan) -> list[Standby]:
         """Return what this rank stands by for."""

@@ -187,9 +187,14 @@ class StandingBy(Layers):
         return standby == self.named
 
 
-def stand_by(loaded_layers: LoadedLayers, named: str, crew: Crew | None = None) -> None:
-    context = SimpleNamespace(program=SimpleNamespace(threads=Threads()))
-    loaded_layers.stand_by(cast(RankContext, context), cast(Plan, None), cast(Standby, named), crew or Crew())
+def stand_by(
+    loaded_layers: LoadedLayers, named: str, ended: threading.Event | None = None
+) -> DecoderStage | None:
+    context = SimpleNamespace(rank=0, program=SimpleNamespace(threads=Threads()))
+    plan = SimpleNamespace(schedule=SimpleNamespace(stage_of=lambda rank: 0))
+    return loaded_layers.stand_by(
+        cast(RankContext, context), cast(Plan, plan), cast(Standby, named), Crew(), ended
+    )
 
 
 @pytest.fixture
@@ -267,3 +272,27 @@ def test_layers_of_others_that_cannot_be_read_end_nothing(loaded: list[str], sta
         stand_by(loaded_layers, "13-16")
     assert take(loaded_layers, Named("1-8")) == "1-8"
     assert (loaded, standing) == (["1-8"], [])
+
+
+def test_layers_of_others_are_not_loaded_once_all_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    def load(context: object, plan: object, standby: str, device: object, pause: Callable[[], None]) -> None:
+        begun.set()
+        try:
+            while True:
+                pause()
+        finally:
+            stopped.set()
+
+    monkeypatch.setattr(shelf_module, "load_standby", load)
+    loaded_layers = make()
+
+    def end() -> None:
+        begun.wait(LIMIT_S)
+        ended.set()
+        loaded_layers.wake()
+
+    threading.Thread(target=end).start()
+    assert stand_by(loaded_layers, "9-12", ended) is None
+    assert stopped.wait(LIMIT_S)
