@@ -135,6 +135,8 @@ def test_table_and_page_show_the_recovery() -> None:
             RequestError,
             "--keep-outputs and --replicate have an effect only with --lose",
         ),
+        ("--lose 1@9 --replicate", RequestError, "--replicate are for decoders, .* is an encoder"),
+        ("--lose 1@9 --keep-outputs", RequestError, "--replicate are for decoders, .* is an encoder"),
         ("--lose 1@9 --load-MBps 0", RequestError, "--load-MBps 0: must be above 0"),
         ("--lose 1@9 --transport p2p", RequestError, "--lose needs --transport tcp or tcp-tls: over p2p, "),
         ("--lose 0@9", InfeasibleError, "--lose 0@9: the run ends there, because rank 0 makes the plans"),

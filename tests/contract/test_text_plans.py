@@ -224,6 +224,23 @@ def test_simulated_texts_go_on_after_a_loss(tmp_path: Path) -> None:
     render_run(read_run(body, "the report"))
 
 
+def test_what_ranks_keep_shortens_a_simulated_recovery(tmp_path: Path) -> None:
+    """The middle one of three ranks is lost; outputs spare the first layers, copies all that was full."""
+    scheduled = write_cluster(tmp_path, 0.1, 100, slower=1)
+    (tmp_path / "sd.yml").write_text(json.dumps({"small": ["0", "2"], "large": ["1"]}))
+    sizes = ("-b", 3, "-u", 3, "--context", 256, "--prompt-tokens", 70, "--answer-tokens", 150)
+    lost = ("-pt", "1,6,7,10,11,16", "--transport", "tcp", "--lose", "1@0.3", "--load-MBps", 1000)
+    plain, outputs, copies = (
+        simulated(scheduled, *sizes, *lost, *more) for more in ((), ("--keep-outputs",), ("--replicate",))
+    )
+    texts = [found.report().text for found in (plain, outputs, copies)]
+    assert [text is not None and text.completion_tokens for text in texts] == [3 * 150] * 3
+    assert plain.length_s > outputs.length_s > copies.length_s
+    assert plain.undisturbed_s == outputs.undisturbed_s == copies.undisturbed_s
+    assert texts[2] is not None
+    assert texts[2].kept_tokens > 3 * 64
+
+
 @pytest.mark.parametrize("mem_mb", [2.2, 3.5])
 def test_texts_are_planned_again_after_a_loss(mem_mb: float, tmp_path: Path) -> None:
     """The scheduler is told what hosts have loaded, and says which plan follows, or why there is none."""
