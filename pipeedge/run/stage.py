@@ -114,6 +114,8 @@ class StepStage:
             rows = unpack_rows(table, self._bounds)
             inputs = self._stage.checked_inputs(rows, state)
             computing = computing_layers(table)
+            if computing.start >= self._stage.architecture.n_layers:
+                raise PeerFailedError(f"it is for layers beyond the model, from {computing.first} on")
             if self._stage.layers.start < computing.start <= self._stage.layers.stop:
                 outputs = self._compute_again(rows, computing)
             elif self._stage.layers.shared(computing):

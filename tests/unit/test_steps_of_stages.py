@@ -184,6 +184,17 @@ def test_a_step_that_begins_where_nothing_is_kept_is_the_peers_failure() -> None
         StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, (torch.zeros(3, 96), table)))
 
 
+@pytest.mark.parametrize("first", [17, 2**31 - 1])
+def test_a_step_for_layers_beyond_the_model_is_the_peers_failure(first: int) -> None:
+    """All stages would pass on zeros."""
+    bounds = StepBounds(context=64, rows=8, sequences=2, pages=4, window_pages=0)
+    table = packed([StepRows(0, 3, np.zeros(1, np.int32), np.zeros(0, np.int32))])
+    table[1], table[2] = first, 2**31 - 1
+    stage = PUZZLES.stage(LayerRange(0, 8), pages=4, context=64)
+    with pytest.raises(PeerFailedError, match=f"layers beyond the model, from {first} on"):
+        StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, (torch.zeros(3, 96), table)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("start", "stop"), [(0, 16), (2, 11), (1, 4), (4, 5)])
 def test_the_cache_of_a_stage_has_the_planned_size(start: int, stop: int, dtype: torch.dtype) -> None:
