@@ -385,7 +385,7 @@ class StepQueue:
     @property
     def coming_bytes(self) -> int:
         """Memory of drafts that is going to be used, in bytes."""
-        return 0 if self._drafter is None else self._drafter.cache_bytes
+        return 0 if self._drafter is None else self._drafter.memory.cache_bytes
 
     # -- whoever asks -----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from pipeedge.models.decoder import DecoderModel
 from pipeedge.models.dtypes import INT4, find_dtype
 from pipeedge.models.layers.decoder import PAGE
 
-__all__ = ["Drafter"]
+__all__ = ["DraftMemory", "Drafter"]
 
 _PLACES = 4
 """Most sequences whose tokens are in the cache."""
@@ -46,6 +46,42 @@ class _Read:
     tokens: list[int] = field(default_factory=list)
     known: int = 0
     """Number of those that are certainly tokens of the sequence."""
+
+
+@dataclass(frozen=True)
+class DraftMemory:
+    """Number type, context and memory of a draft."""
+
+    dtype: torch.dtype
+    """Number type of the weights."""
+    context: int
+    """Longest text in tokens that it drafts for."""
+    weights_bytes: int
+    """Bytes of all of its weights."""
+    cache_bytes: int
+    """Most bytes of its cache, of which the system provides what is used."""
+
+    @classmethod
+    def of(cls, model: DecoderModel, context: int) -> DraftMemory:
+        """Return what a draft takes.
+
+        Args:
+            model: The decoder.
+            context: Longest sequence of the run.
+        """
+        packed = find_dtype(model.stored_dtype) if model.stored_dtype is not None else torch.int8
+        dtype = packed if packed is INT4 else torch.int8
+        context = min(context, model.max_tokens, _CONTEXT)
+        layers = LayerRange(0, model.n_layers)
+        pages, window_pages = model.page_bytes(layers, dtype)
+        most = pages_of(context, PAGE)
+        windows = min(window_pages_of(model.window + _SLACK, PAGE), most)
+        return cls(
+            dtype,
+            context,
+            model.weight_bytes(layers, dtype) + model.end_bytes(dtype),
+            _PLACES * (most * pages + windows * window_pages),
+        )
 
 
 class Drafter:
@@ -70,22 +106,18 @@ class Drafter:
         end_tokens: Collection[int] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        packed = find_dtype(model.stored_dtype) if model.stored_dtype is not None else torch.int8
-        dtype = packed if packed is INT4 else torch.int8
-        context = min(context, model.max_tokens, _CONTEXT)
+        self.memory = DraftMemory.of(model, context)
+        context = self.memory.context
         self.figures = DraftFigures(context, _PLACES)
         """How long it takes, as measured now and later."""
-        self._decoder = LocalDecoder(model, dtype, context=context, sequences=_PLACES, slack=_SLACK)
+        self._decoder = LocalDecoder(
+            model, self.memory.dtype, context=context, sequences=_PLACES, slack=_SLACK
+        )
         self._vocab = min(vocab, model.config.vocab)
         self._end_tokens = frozenset(end_tokens)
         self._clock = clock
         self._read: dict[int, _Read] = {}
         self._lock = threading.Lock()
-        pages, window_pages = model.page_bytes(LayerRange(0, model.n_layers), dtype)
-        most = pages_of(context, PAGE)
-        windows = min(window_pages_of(model.window + _SLACK, PAGE), most)
-        self.cache_bytes = _PLACES * (most * pages + windows * window_pages)
-        """Most bytes of its cache, of which the system provides what is used."""
         self._measure()
 
     def _measure(self) -> None:

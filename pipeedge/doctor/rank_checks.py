@@ -80,6 +80,7 @@ class _KnownFacts(Struct):
     device_free_bytes: Count | None = None
     items: Count | None = None
     max_tokens: Count | None = None
+    draft_bytes: Count = 0
 
 
 def check_facts(known: Mapping[str, Any]) -> None:

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from pipeedge.base.errors import PipeEdgeError
+from pipeedge.base.fields import Options, convert, decoding
 from pipeedge.base.payload import specs_bytes
-from pipeedge.base.text_lengths import InputSizes
 from pipeedge.base.wording import count
 from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, ok, problem_from, warning
@@ -22,16 +23,21 @@ from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_size import choose_bounds, describe_cache, stage_cache_bytes
 from pipeedge.plan.facts import disagreements, unlikeness
-from pipeedge.plan.kept_outputs import choose_outputs
-from pipeedge.plan.planning import Plan
-from pipeedge.plan.schedule_choice import plan_schedule
+from pipeedge.plan.planning import InputFacts, Plan
+from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
 from pipeedge.plan.scheduler import SchedulerRequest
 from pipeedge.plan.spec_files import read_files
 from pipeedge.plan.specs import SpecFiles
+from pipeedge.plan.standbys import standby_bytes
 from pipeedge.request.config import RunRequest
 from pipeedge.request.generation import CacheRequest
 from pipeedge.request.scheduling import ScheduleRequest
+from pipeedge.run.kept_for_loss import keep_for_loss
+from pipeedge.run.replanning import goes_on, plan_schedule_again
 from pipeedge.transport.frame import frame_capacity
+
+if TYPE_CHECKING:
+    from pipeedge.plan.scheduler import Choice
 
 __all__ = ["Review", "planned_needs", "review"]
 
@@ -87,7 +93,8 @@ def review(
     if plan is not None:
         layers = {stage.rank: str(stage.layers) for stage in plan.schedule.stages}
         found += check_weights(facts, layers)
-        found += check_memory(facts, planned_needs(plan, model, request.model.weights))
+        drafts = {rank: _draft_bytes(told) for rank, told in facts.items()}
+        found += check_memory(facts, planned_needs(plan, model, request.model.weights, drafts))
     return Review(tuple(found), plan, files)
 
 
@@ -103,38 +110,44 @@ def _plan(
     facts: Mapping[int, Mapping[str, Any]],
     found: list[Finding],
 ) -> Plan | None:
-    data = facts[request.schedule.data_rank]
-    eight_bit = data.get("pixel_table") is not None
-    planned = plan_schedule(
-        request, model, InputSizes(data.get("max_tokens"), data.get("lengths"), eight_bit=eight_bit)
-    )
+    with decoding("what the data rank says of its input"):
+        data: InputFacts = convert(facts[request.schedule.data_rank], InputFacts)
+    planned = plan_schedule(request, model, data.sizes)
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())
-    if data.get("items") is None:
+    if data.items is None:
         return None  # the input cannot be read, which the data rank reports
-    # The plan is needed only for who sends what to whom, so it has no prediction.
-    size, tokens = planned.microbatch_size or request.microbatch_size, data["max_tokens"]
+    # The plan is needed only for who sends what to whom, and keeps what; so it has no prediction.
     plan = Plan(
         planned.schedule,
         request.schedule.data_rank,
-        data["items"],
-        size,
-        tokens,
+        data.items,
+        planned.microbatch_size or request.microbatch_size,
+        data.max_tokens,
         None,
         compression=request.links.compression,
-        pixel_table=data["pixel_table"],
+        pixel_table=data.pixel_table,
+        texts=data.text_lengths,
+        goes_on=goes_on(request, data.items),
     )
-    return _with_cache(request, model, plan, facts, found) if isinstance(model, DecoderModel) else plan
+    if not isinstance(model, DecoderModel):
+        return plan
+    memory = {rank: {**told, "memory_bytes": _free_bytes(told)} for rank, told in facts.items()}
+    return _with_cache(request, model, plan, memory, planned.limits, found)
 
 
 def _with_cache(
     request: RunRequest,
     model: DecoderModel,
     plan: Plan,
-    facts: Mapping[int, Mapping[str, Any]],
+    facts: Mapping[int, Options],
+    limits: Choice | None,
     found: list[Finding],
 ) -> Plan | None:
-    """Return the plan with the bounds of its steps; None if the cache does not fit, which is a finding."""
+    """Return the plan with the bounds of its steps, and with what is kept for a loss.
+
+    None if the cache does not fit, which is a finding.
+    """
 
     def bounds(wanted: CacheRequest) -> StepBounds:
         return choose_bounds(
@@ -144,7 +157,7 @@ def _with_cache(
             sequences=plan.most_items,
             answers=plan.items,
             data_rank=plan.data_rank,
-            memory={rank: _free_bytes(told) for rank, told in facts.items()},
+            memory={rank: told["memory_bytes"] for rank, told in facts.items()},
         )
 
     longest = ""
@@ -161,24 +174,40 @@ def _with_cache(
         found.append(dataclasses.replace(finding, what=f"{finding.what}{longest}"))
         return None
     found.append(ok("cache", f"{describe_cache(model, plan.schedule, steps)}{longest}"))
-    plan = dataclasses.replace(plan, steps=steps)
-    if not request.cache.keep_outputs or steps.window_pages:
-        return plan
-    memory = {rank: _free_bytes(told) for rank, told in facts.items()}
-    outputs = Held().outputs(plan.schedule, plan.number)
-    kept = choose_outputs(model, plan.schedule, steps, outputs, memory, plan.data_rank)
-    found.extend(warning("outputs", note) for note in kept.notes)
-    return dataclasses.replace(plan, outputs=kept.outputs)
+    plan, held = dataclasses.replace(plan, steps=steps), Held()
+
+    def plan_again(left: Held, others: Mapping[int, Options]) -> PlannedSchedule | str:
+        return plan_schedule_again(request, model, plan, others, left, limits=limits)
+
+    kept = keep_for_loss(request, model, plan, facts, held, plan_again)
+    found.extend(warning("losses", note) for note in kept.notes)
+    found.extend(
+        ok("losses", f"rank {one.rank} stands by for {one.layers.named}") for one in kept.plan.standbys
+    )
+    return kept.plan
 
 
 def _free_bytes(facts: Mapping[str, Any]) -> int:
-    """Return the bytes that a rank can allocate besides its libraries, which the doctor has loaded, too."""
+    """Return the bytes that a rank can allocate besides its libraries, which the doctor has loaded, too.
+
+    A draft is loaded before the rest.
+    """
     limit = facts.get("limit_free_bytes")
     free = facts["free_bytes"] if limit is None else min(facts["free_bytes"], limit)
-    return int(free)
+    return max(0, int(free) - _draft_bytes(facts))
 
 
-def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) -> dict[int, Need]:
+def _draft_bytes(facts: Mapping[str, Any]) -> int:
+    """Return the bytes of the weights and the cache of the draft on a rank."""
+    return int(facts.get("draft_bytes", 0))
+
+
+def planned_needs(
+    plan: Plan,
+    model: Model | DecoderModel,
+    file: Path | None,
+    drafts: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, Need]:
     """Return the memory that the plan needs on each rank, beyond that of a process with its libraries.
 
     Args:
@@ -186,9 +215,12 @@ def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) ->
         model: The model.
         file: File of the weights, or None for the model's own. Of some kinds of file, only those words are in
             memory that are looked up.
+        drafts: Bytes of the draft on each rank.
     """
     needs = {}
     links = plan.links(model)
+    if isinstance(model, DecoderModel):
+        links += [plan.copy_link(model, one) for one in plan.standbys]
     caches = (
         stage_cache_bytes(model, plan.schedule, plan.step_bounds) if isinstance(model, DecoderModel) else []
     )
@@ -201,9 +233,12 @@ def planned_needs(plan: Plan, model: Model | DecoderModel, file: Path | None) ->
         )
         stage = plan.schedule.stage_of(rank)
         if isinstance(model, DecoderModel):
-            weights = int(_LOADING * _decoder_weights(plan, model, rank))
+            weights = int(_LOADING * _decoder_weights(plan, model, rank)) + drafts.get(rank, 0)
             buffers += 0 if stage is None else caches[stage]
             buffers += _output_bytes(plan, model, rank)
+            buffers += sum(
+                standby_bytes(model, one, plan.step_bounds) for one in plan.standbys if one.rank == rank
+            )
         elif stage is not None:
             layers = plan.schedule.stages[stage].layers
             dtype = find_dtype(plan.schedule.stages[stage].dtype)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeedge.base.errors import PipeEdgeError, WeightsError, one_line
 from pipeedge.base.files import OutputFile
 from pipeedge.base.program import program_name
-from pipeedge.base.text_lengths import InputSizes
+from pipeedge.base.text_lengths import InputSizes, TextLengths
 from pipeedge.base.wording import count
 from pipeedge.doctor.findings import ok
 from pipeedge.doctor.notes import FindingLog
@@ -100,9 +100,10 @@ def _model_facts(
     except PipeEdgeError as error:
         weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
     if isinstance(model, DecoderModel):
-        answers = _look_at_text_end(request, model, notes, outputs)
-        facts = rank_facts(request, model, weights=weights, items=answers)
-        return {**facts, "weights_error": weights_error}
+        end = _look_at_text_end(request, model, notes, outputs)
+        sizes = InputSizes(texts=end.lengths)
+        facts = rank_facts(request, model, weights=weights, items=end.answers, sizes=sizes)
+        return {**facts, "weights_error": weights_error, "draft_bytes": end.draft_bytes}
     source = _look_at_data_end(request, model, notes, outputs)
     facts = rank_facts(
         request,
@@ -155,22 +156,47 @@ def _look_at_data_end(
     return found
 
 
+@dataclass(frozen=True)
+class _TextEnd:
+    """What a rank knows of the texts to generate."""
+
+    answers: int | None = None
+    """Number of answers, or None where there are no prompts."""
+    lengths: TextLengths | None = None
+    """Their lengths, or None if they are unknown."""
+    draft_bytes: int = 0
+    """Bytes of the weights and the cache of the draft."""
+
+
 def _look_at_text_end(
     request: RunRequest, model: DecoderModel, notes: FindingLog, outputs: Sequence[OutputFile]
-) -> int | None:
-    """On the data rank, look at prompts and output. Return the number of answers, or None without prompts."""
+) -> _TextEnd:
+    """On the data rank, look at prompts, draft and output."""
+    end = _TextEnd()
     if request.world.rank != request.schedule.data_rank:
-        return None
-    from pipeedge.run.text_ends import TextMaker, open_prompts
+        return end
+    from pipeedge.decoding.drafting import DraftMemory
+    from pipeedge.run.text_ends import TextMaker, open_prompts, prompt_lengths
 
     with notes.recording("output"):
         _check_outputs(request, model, notes, outputs)
-    answers: int | None = None
     with notes.recording("input"):
-        rows = open_prompts(request, model, TextMaker.open(request, model))
-        answers = sum(prompt.sampling.n for prompt in rows.prompts)
-        notes.add_own(ok("input", count(len(rows.prompts), "prompt")))
-    return answers
+        maker = TextMaker.open(request, model)
+        if maker.draft is not None:
+            memory = DraftMemory.of(maker.draft, maker.prompts.context)
+            end = replace(end, draft_bytes=memory.weights_bytes + memory.cache_bytes)
+            notes.add_own(
+                ok(
+                    "draft",
+                    f"{maker.draft.name} needs {memory.weights_bytes / 2**20:,.0f} MB on this rank, and up "
+                    f"to {memory.cache_bytes / 2**20:,.0f} MB of cache",
+                )
+            )
+        prompts = open_prompts(request, model, maker).prompts
+        answers = sum(prompt.sampling.n for prompt in prompts)
+        end = replace(end, answers=answers, lengths=prompt_lengths(prompts, maker.prompts.context))
+        notes.add_own(ok("input", count(len(prompts), "prompt")))
+    return end
 
 
 def _check_outputs(

@@ -21,7 +21,7 @@ from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.cache_owners import Standby
 from pipeedge.plan.cache_size import rank_bytes
 
-__all__ = ["Standbys", "choose_standbys", "standbys_for"]
+__all__ = ["Standbys", "choose_standbys", "standby_bytes", "standbys_for"]
 
 _MB = 1 << 20
 
@@ -117,7 +117,7 @@ def _short(
         if room is None:
             continue
         needs = rank_bytes(model, schedule, bounds, rank, data_rank)
-        more = sum(_bytes(model, one, bounds) for one in standbys if one.rank == rank)
+        more = sum(standby_bytes(model, one, bounds) for one in standbys if one.rank == rank)
         if needs + more > room:
             return (
                 f"rank {rank} would need {figure(more / _MB, 3)} MB for them and for the weights, and has "
@@ -126,7 +126,7 @@ def _short(
     return None
 
 
-def _bytes(model: DecoderModel, part: Standby, bounds: StepBounds) -> int:
+def standby_bytes(model: DecoderModel, part: Standby, bounds: StepBounds) -> int:
     """Return the bytes of weights and pages of what a rank stands by for."""
     dtype = find_dtype(part.dtype)
     full, _ = model.page_bytes(part.layers, dtype)

@@ -3,6 +3,7 @@
     rows 1, 2, 4, 8, 16 of different sequences  x  contexts, short to long ┐
     chunks of prompts of 16, 64, 256            x  the same                ┴─> times of all layers ─> fit
     what a step takes besides                   x  1 and 8 texts           ──> ``text_work``
+    ... and what a link takes of both its ends  x  transports              ──> ``rehearsal``
 
 The whole step is timed as a rank executes it, and native code reads the clock where one layer ends and the
 next begins. Blocks with the same window and rotation take the same time, so of a large model only as many are
@@ -36,7 +37,7 @@ from pipeedge.profile.job import SEED
 from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.quota import Quota
-from pipeedge.profile.rehearsal import StepsAtWork, rehearse_steps
+from pipeedge.profile.rehearsal import StepLinks, StepsAtWork, rehearse_step_links, rehearse_steps
 from pipeedge.profile.request import MeasureRequest, ProfileConditions
 from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
 from pipeedge.profile.step_fit import StepPoint, fit_rows, fit_steps, step_seconds
@@ -247,6 +248,13 @@ def measure_decoder(
         measure = functools.partial(measure, clock=time.thread_time, stretch=quota.stretch)
     costs = {specs: measure(specs, job.device) for specs in distinct(crossing)}
     both = [(costs[specs].receive_s, costs[specs].send_s) for specs in crossing]
+    handling = rehearse_step_links(
+        lambda transport: steps.rehearse(rank, clock, transport)[_TEXTS[0]],
+        at_work[_TEXTS[0]],
+        costs[crossing[0]],
+        handling,
+        quota.stretch,
+    )
     found = job.results(steps.spread(timed), numbers, end_costs, both)
     return replace(
         found,
@@ -394,8 +402,16 @@ class _Steps:
         first = [blocks[kinds.index(kind)] for kind in kinds]
         return np.concatenate(first)
 
-    def rehearse(self, rank: TextRank, clock: Callable[[], float]) -> dict[int, StepsAtWork]:
-        """Return what steps cost besides their layers, for some numbers of texts."""
+    def rehearse(
+        self, rank: TextRank, clock: Callable[[], float], transport: str | None = None
+    ) -> dict[int, StepsAtWork]:
+        """Return what steps cost besides their layers.
+
+        Args:
+            rank: The data rank.
+            clock: Time of the process in seconds.
+            transport: Transport that steps of one text are to cross; None for some numbers of texts without.
+        """
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
         seconds = np.zeros(len(self.stage.layers))
 
@@ -405,9 +421,14 @@ class _Steps:
             return found, time.perf_counter() - began - float(seconds.sum())
 
         tokens = min(_REHEARSED, self.bounds.context - 1)
+        there, back = (
+            self.job.model.most_specs(cut, self.bounds, self.job.dtype)
+            for cut in (0, self.job.model.n_layers)
+        )
+        links = None if transport is None else StepLinks(transport, there, back)
         return {
-            texts: rehearse_steps(compute, functools.partial(rank.open, texts, tokens), clock)
-            for texts in _TEXTS
+            texts: rehearse_steps(compute, functools.partial(rank.open, texts, tokens), clock, links)
+            for texts in (_TEXTS if links is None else _TEXTS[:1])
         }
 
 

@@ -12,19 +12,21 @@ So a small model is run once more by the runtime's own threads, links and loops,
 takes on the data rank besides its layers is the overhead of any stage; what it takes over a transport besides
 these two is handling; what taking the input and collecting take is the data rank's own work.
 
-The steps of a decoder are rehearsed whatever its size. With a local stage, one follows the other, so all that
-lies between two of them is work of the data rank, and of the threads that hand them over to one another:
+The steps of a decoder are rehearsed whatever its size, one after the other. So all that lies between two of
+them is work of the data rank, and of the threads that hand them over to one another. With links in between,
+it also holds what two of these take at both ends, by caches that weights have just passed through:
 
-    stage        ██ step 1 ██              ██ step 2 ██
-    data rank                 score, make              score, make
+    stage        ██ step 1 ██                    ██ step 2 ██
+    links                    ──>             ──>
+    data rank                    score, make
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
@@ -38,7 +40,7 @@ from pipeedge.profile.handling import Handling
 from pipeedge.profile.transport_costs import open_ends
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
-from pipeedge.transport.base import Link, Packet, PacketSource, Transport
+from pipeedge.transport.base import Link, Packet, PacketSource, Reserved, Transport, unbound
 from pipeedge.transport.loopback import LocalLink
 
 __all__ = [
@@ -46,9 +48,12 @@ __all__ = [
     "AtWork",
     "OpenDataRank",
     "Rehearsal",
+    "ReserveMemory",
+    "StepLinks",
     "StepsAtWork",
     "rehearse_data_rank",
     "rehearse_links",
+    "rehearse_step_links",
     "rehearse_steps",
 ]
 
@@ -62,6 +67,10 @@ _ONE_END = "rpc"
 
 OpenDataRank: TypeAlias = Callable[[int, LocalLink], AbstractContextManager[DataRank]]
 """Opens a data rank for a number of microbatches, with the link from the last stage."""
+ReserveMemory: TypeAlias = Callable[[Sequence[TensorSpec]], Reserved]
+"""Reserves memory for a payload."""
+OpenTextRank: TypeAlias = Callable[[PacketSource, ReserveMemory], AbstractContextManager[DataRank]]
+"""Opens the data rank of a decoder, with the link from its stage and the memory of that to it."""
 
 
 @dataclass(frozen=True)
@@ -144,17 +153,33 @@ class StepsAtWork:
     """Seconds of the data rank, with its head."""
 
 
+@dataclass(frozen=True)
+class StepLinks:
+    """Links between a data rank and the stage of a decoder, to be opened in one process."""
+
+    transport: str
+    there: tuple[TensorSpec, ...]
+    """Specification of the largest step."""
+    back: tuple[TensorSpec, ...]
+    """Specification of its result."""
+
+
 def rehearse_steps(
     compute: Callable[[Packet], tuple[Packet, float]],
-    open_rank: Callable[[PacketSource], AbstractContextManager[DataRank]],
+    open_rank: OpenTextRank,
     clock: Callable[[], float],
+    links: StepLinks | None = None,
 ) -> StepsAtWork:
     """Return what steps cost besides the layers, in a rank that has nothing else to do.
 
     Args:
         compute: Computes a step; returns also the seconds of the stage besides the layers.
-        open_rank: Opens the data rank, with the link from the stage.
+        open_rank: Opens the data rank.
         clock: Time of the process in seconds, by which the data rank's work counts.
+        links: Links that steps cross, which then count with that work; None if the stage is on the data rank.
+
+    Raises:
+        PipeEdgeError: The machine forbids the links, or a step failed.
     """
     stage_s: list[float] = []
     moments: list[tuple[float, float]] = []
@@ -166,17 +191,63 @@ def rehearse_steps(
         stage_s.append(besides_s)
         return found
 
-    activity, computed, crew = Activity(), LocalLink(), Crew()
-    crew.on_stop(computed.close)
-    with open_rank(computed) as rank:
-        outgoing = Outgoing(SendingEnd(computed), activity)
-        loop = StageLoop(StageSteps(timed), Incoming(rank.feeder, None, activity), outgoing, activity)
+    activity, crew = Activity(), Crew()
+    with ExitStack() as stack:
+        if links is None:
+            computed = LocalLink()
+            crew.on_stop(computed.close)
+            rank = stack.enter_context(open_rank(computed, unbound))
+            outgoing, incoming = SendingEnd(computed), Incoming(rank.feeder, None, activity)
+        else:
+            outside, inside, (outer, inner) = stack.enter_context(open_ends(links.transport))
+            there, back = Link(outer, inner, links.there), Link(inner, outer, links.back)
+            for end in (outside, inside):
+                crew.on_stop(end.abort)
+            feeding = Outgoing(SendingEnd(outside.sender(there), inner), activity)
+            rank = stack.enter_context(open_rank(outside.receiver(back), feeding.reserve))
+            outgoing = SendingEnd(inside.sender(back), outer)
+            incoming = Incoming(inside.receiver(there), outer, activity)
+            crew.start("feed", lambda: rank.feeder.run(feeding))
+            crew.start("watch", feeding.run)
+        sending = Outgoing(outgoing, activity)
+        loop = StageLoop(StageSteps(timed), incoming, sending, activity)
         rank.stream.start(crew)
-        for name, work in (("stage", loop.run), ("collect", rank.collector.run)):
+        for name, work in (("stage", loop.run), ("watch", sending.run), ("collect", rank.collector.run)):
             crew.start(name, work)
         crew.wait()
     data_s = [began - ended for (_, ended), (began, _) in pairwise(moments)]
     return StepsAtWork(statistics.median(stage_s), statistics.median(data_s))
+
+
+def rehearse_step_links(
+    rehearse: Callable[[str], StepsAtWork],
+    local: StepsAtWork,
+    frames: Handling,
+    known: Mapping[str, TransportHandling],
+    stretch: float = 1.0,
+) -> dict[str, TransportHandling]:
+    """Return what each transport costs a stage of a decoder, or the data rank, for a step.
+
+    Args:
+        rehearse: Rehearses steps over a transport.
+        local: What steps cost where the stage is on the data rank.
+        frames: Seconds to read a frame of a step and to write one.
+        known: Costs of each transport by itself.
+        stretch: Elapsed seconds per second of the clock by which steps were rehearsed.
+    """
+    found = dict(known)
+    for name, costs in known.items():
+        if name == _ONE_END:
+            continue
+        try:
+            over_links = rehearse(name)
+        except PipeEdgeError:  # the machine forbids it, as it will in a run
+            continue
+        # Each of the two links has a sender and a receiver.
+        both_s = stretch * (over_links.data_s - local.data_s) / 2 - frames.receive_s - frames.send_s
+        shares = _shared(max(0.0, both_s), costs.receive_s, costs.send_s)
+        found[name] = replace(costs, receive_s=shares[0], send_s=shares[1])
+    return found
 
 
 @dataclass

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from pipeedge.base.errors import ModelError, PipeEdgeError
-from pipeedge.data.prompts import read_generation_defaults
+from pipeedge.data.companions import companion_directories
+from pipeedge.data.prompts import open_vocabulary, read_generation_defaults
 from pipeedge.data.step_queue import StepQueue
-from pipeedge.decoding.generation import Piece, WrittenAnswer
+from pipeedge.decoding.generation import AnswerTexts, Piece, WrittenAnswer
 from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampler import Sampler
 from pipeedge.decoding.sampling import Sampling
@@ -33,12 +34,14 @@ from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.specs import EndCosts
 from pipeedge.profile.data_work import DataRank
 from pipeedge.profile.job import SEED
+from pipeedge.profile.rehearsal import ReserveMemory
 from pipeedge.profile.step_fit import fit_rows
+from pipeedge.request.files import InputRequest
 from pipeedge.run.activity import Activity
 from pipeedge.run.feed_collect import Collection as Collecting
 from pipeedge.run.feed_collect import Collector, Feed, Feeder
 from pipeedge.run.worker import Incoming
-from pipeedge.transport.base import PacketSource
+from pipeedge.transport.base import PacketSource, unbound
 
 __all__ = ["TextRank"]
 
@@ -47,7 +50,7 @@ _ROWS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class TextRank:
-    """A data rank that writes texts of tokens without a text."""
+    """A data rank that writes texts."""
 
     model: DecoderModel
     ends: DecoderEnds
@@ -63,19 +66,32 @@ class TextRank:
         except ModelError:
             return Sampling()
 
+    @functools.cached_property
+    def texts(self) -> AnswerTexts:
+        """Texts of tokens: those of the model's tokenizer if it lies beside it, as making them takes time."""
+        if self.model.directory is None:
+            return _NoTexts()
+        try:
+            return open_vocabulary(self.model, companion_directories(InputRequest(), self.model))
+        except PipeEdgeError:
+            return _NoTexts()
+
     @contextmanager
-    def open(self, texts: int, tokens: int, results: PacketSource) -> Iterator[DataRank]:
+    def open(
+        self, texts: int, tokens: int, results: PacketSource, reserve: ReserveMemory = unbound
+    ) -> Iterator[DataRank]:
         """Open a data rank for texts that grow together.
 
         Args:
             texts: Number of texts.
             tokens: Number of tokens of each, behind a prompt of one.
             results: Source of the results.
+            reserve: Reserves memory for a step.
 
         Raises:
             RequestError: A text could not grow, as the model produces NaN.
         """
-        queue = StepQueue(_NoTexts(), measures=False)
+        queue = StepQueue(self.texts, measures=False)
         queue.begin(self.ends, self.bounds, 0, self.model.window)
         options = replace(self.sampling, max_tokens=tokens, ignore_eos=True)
         reader = _Reader()
@@ -83,7 +99,7 @@ class TextRank:
             queue.submit(Prompt((0,), options, text), reader)
         queue.drain()
         activity, stream = Activity(), queue.stream()
-        feeder = Feeder(Feed(stream, texts, self.ends.stream_dtype), activity)
+        feeder = Feeder(Feed(stream, texts, self.ends.stream_dtype), activity, reserve=reserve)
         collection = Collecting(queue, counts_accuracy=False)
         with queue:
             yield DataRank(stream, feeder, Collector(feeder, Incoming(results, None, activity), collection))

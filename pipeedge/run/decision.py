@@ -7,7 +7,6 @@ a better schedule ────────────────────�
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ from pipeedge.base.errors import (
     EXIT_INFEASIBLE,
     EXIT_PEER,
     InfeasibleError,
-    PipeEdgeError,
     WeightsError,
 )
 from pipeedge.base.fields import Options, convert, decoding, reader
@@ -38,14 +36,18 @@ from pipeedge.plan.after_loss import Held
 from pipeedge.plan.cache_owners import CopiedPages
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, describe_cache
 from pipeedge.plan.facts import disagreement, rank_facts, unlikeness
-from pipeedge.plan.kept_outputs import choose_outputs
 from pipeedge.plan.planning import InputFacts, Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule, plan_schedule
-from pipeedge.plan.standbys import choose_standbys
-from pipeedge.request.config import RunRequest
 from pipeedge.request.scheduling import AUTO
 from pipeedge.run.context import RankContext
-from pipeedge.run.replanning import PlanAsMeasured, describe, name_stages, plan_schedule_again
+from pipeedge.run.kept_for_loss import keep_for_loss
+from pipeedge.run.replanning import (
+    PlanAsMeasured,
+    describe,
+    goes_on,
+    name_stages,
+    plan_schedule_again,
+)
 
 if TYPE_CHECKING:  # only the data rank needs it
     from pipeedge.data import DataEnds
@@ -152,7 +154,7 @@ class Decider:
             prediction=planned.prediction,
             compression=request.links.compression,
             record_rows=known.record_rows,
-            goes_on=_goes_on(request, known) and request.world.size > 1,
+            goes_on=goes_on(request, known.items),
         )
         if isinstance(context.model, DecoderModel):
             steps = self._bounds(context.model, plan, facts)
@@ -313,54 +315,19 @@ class Decider:
 
     def _kept_for_loss(self, plan: Plan) -> Plan:
         """Return a plan with the outputs and copies that ranks keep, if asked for; say what cannot be."""
-        model, cache = self._context.model, self._context.request.cache
-        wanted = {"--keep-outputs": cache.keep_outputs, "--replicate": cache.replicate}
-        if not any(wanted.values()) or plan.steps is None or not isinstance(model, DecoderModel):
+        context = self._context
+        if plan.steps is None or not isinstance(context.model, DecoderModel):
             return plan
-        why = None if plan.goes_on else "a loss ends the run: give -c tcp and --on-failure continue"
-        if plan.steps.window_pages:
-            why = f"{model.name} has blocks with windows"
-        if why is not None:
-            for name in (name for name, is_wanted in wanted.items() if is_wanted):
-                self._context.warn(f"{name}: nothing is kept for a loss, as {why}")
-            return plan
-        memory: Mapping[int, int | None]
-        memory = {rank: told.get("memory_bytes") for rank, told in self._facts.items()}
-        notes: tuple[str, ...] = ()
-        if cache.keep_outputs:
-            outputs = self._held.outputs(plan.schedule, plan.number)
-            kept = choose_outputs(model, plan.schedule, plan.steps, outputs, memory, plan.data_rank)
-            memory, notes = kept.memory, kept.notes
-            plan = dataclasses.replace(plan, outputs=kept.outputs)
-        if cache.replicate:
-            after = {
-                rank: self._after_loss(plan, rank)
-                for rank in plan.schedule.ranks
-                if rank not in {0, plan.data_rank}
-            }
-            chosen = choose_standbys(model, plan.schedule, plan.step_bounds, after, memory, plan.data_rank)
-            notes += chosen.notes
-            plan = dataclasses.replace(plan, standbys=chosen.ranks)
-        for note in notes:
-            self._context.warn(note)
-        return plan
 
-    def _after_loss(self, plan: Plan, rank: int) -> Schedule | None:
-        """Return the schedule that would follow a plan if ``rank`` were lost; None if nothing fits."""
-        held = copy.deepcopy(self._held)
-        held.loads(plan.schedule, plan.number)
-        held.forget(rank)
-        facts = {other: told for other, told in self._facts.items() if other != rank}
-        try:
-            planned = plan_schedule_again(
-                self._context.request, self._context.model, plan, facts, held, self.as_measured, self.limits
+        def plan_again(held: Held, facts: Mapping[int, Options]) -> PlannedSchedule | str:
+            return plan_schedule_again(
+                context.request, context.model, plan, facts, held, self.as_measured, self.limits
             )
-            if not isinstance(planned, PlannedSchedule):
-                return None
-            self._steps(plan, planned.schedule, facts)
-        except PipeEdgeError:
-            return None
-        return planned.schedule
+
+        kept = keep_for_loss(context.request, context.model, plan, self._facts, self._held, plan_again)
+        for note in kept.notes:
+            context.warn(note)
+        return kept.plan
 
 
 def _following(
@@ -393,13 +360,3 @@ def _input_facts(facts: Mapping[int, Options], data_rank: int) -> InputFacts:
     with decoding(f"what rank {data_rank} says of its input"):
         known: InputFacts = convert(facts[data_rank], InputFacts)
         return known
-
-
-def _goes_on(request: RunRequest, known: InputFacts) -> bool:
-    """Return whether the run goes on after failures.
-
-    Who waits for the answer of a request would rather be told, unless continuing was asked for.
-    """
-    if known.items is None:
-        return request.transport.on_failure == "continue"
-    return request.transport.goes_on

@@ -27,11 +27,27 @@ from pipeedge.request.config import RunRequest
 if TYPE_CHECKING:  # a run without the scheduler does without it
     from pipeedge.plan.scheduler import Choice
 
-__all__ = ["PlanAsMeasured", "describe", "name_stages", "plan_schedule_again"]
+__all__ = ["PlanAsMeasured", "describe", "goes_on", "name_stages", "plan_schedule_again"]
 
 
 PlanAsMeasured: TypeAlias = Callable[[Sequence[Survivor]], PlannedSchedule | None]
 """Returns the best schedule for the ranks that are left under measured conditions; None if there is none."""
+
+
+def goes_on(request: RunRequest, items: int | None) -> bool:
+    """Return whether a run goes on after failures.
+
+    Who waits for the answer of a request would rather be told, unless continuing was asked for.
+
+    Args:
+        request: Request of rank 0.
+        items: Number of items, or None if the input has no end.
+    """
+    if request.world.size < 2:
+        return False
+    if items is None:
+        return request.transport.on_failure == "continue"
+    return request.transport.goes_on
 
 
 def plan_schedule_again(

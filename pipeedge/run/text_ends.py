@@ -45,7 +45,14 @@ from pipeedge.request.files import STANDARD_OUTPUT, InputRequest
 from pipeedge.request.generation import GenerationRequest
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 
-__all__ = ["TextMaker", "for_terminals", "open_prompts", "open_served_text", "open_text_ends"]
+__all__ = [
+    "TextMaker",
+    "for_terminals",
+    "open_prompts",
+    "open_served_text",
+    "open_text_ends",
+    "prompt_lengths",
+]
 
 _OPTIONS = (
     "temperature",
@@ -101,13 +108,13 @@ def open_text_ends(request: RunRequest, model: DecoderModel, metrics: Sequence[O
         sink,
         replaced=replaced,
         notes=notes,
-        lengths=_lengths(prompts, request.cache.context or model.max_tokens),
+        lengths=prompt_lengths(prompts, maker.prompts.context),
         text=queue.state,
         coming_bytes=queue.coming_bytes,
     )
 
 
-def _lengths(prompts: Sequence[Prompt], context: int) -> TextLengths | None:
+def prompt_lengths(prompts: Sequence[Prompt], context: int) -> TextLengths | None:
     """Return the lengths of prompts and their answers, or None without any."""
     known = [
         (

@@ -10,7 +10,7 @@ namespace {
 // As the runtime's: positions of a page, and the limits of a chunk.
 constexpr double kPage = 32;
 constexpr double kMostChunk = 256;
-constexpr double kLeastChunk = 32;
+constexpr double kLeastChunk = 64;
 constexpr double kChunkStep = 8;
 
 double pages(double positions) { return std::ceil(positions / kPage); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import socket
 import threading
@@ -12,13 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ports import free_port
 from safetensors.torch import load_file, save_file
 
 from pipeedge.base.files import write_secret
+from pipeedge.base.schedule import LayerRange
+from pipeedge.decoding.drafting import DraftMemory
 from pipeedge.doctor.examine import examine
 from pipeedge.doctor.probe import MachineFacts, Probe
 from pipeedge.models import DIGITS, find_model
+from pipeedge.models.decoder import find_decoder
 from pipeedge.plan.spec_writing import save_device_types, save_devices, save_models
 from pipeedge.plan.specs import BYTES_PER_MB, DeviceType, ModelProfile, ModelSpec
 from pipeedge.request.environment import Environment
@@ -124,6 +129,33 @@ def test_a_decoder_is_told_which_context_fits() -> None:
     assert cache.endswith("; a context of up to 256 tokens fits")
     assert first.found("ok", "memory")
     assert any(line.split()[1] == "link" for line in first.lines)
+
+
+def test_drafts_and_standbys_of_decoders_need_memory() -> None:
+    options = ("-m", "llama-puzzles", "-c", "tcp", "--on-failure", "continue", "-pt", "1,5,6,10,11,16")
+    own = ("--prompt", "Spell a.", "--context", 64, "--replicate", "--draft", "llama-puzzles")
+
+    def examined(*free: int) -> Examined:
+        probes = {rank: FakeProbe(free_bytes=size) for rank, size in enumerate(free)}
+        return examine_all((0, 3, *options, *own), (1, 3, *options), (2, 3, *options), probes=probes)[0]
+
+    ample = examined(1 << 30, 1 << 30, 1 << 30)
+    assert ample.status == 0, ample.lines
+    (draft,) = ample.found("ok", "draft")
+    assert "llama-puzzles needs " in draft
+    losses = ample.found("ok", "losses")
+    assert losses
+    assert all(re.search(r"rank \d stands by for layers? \d", line) for line in losses)
+    # Rank 1 has room for its own layers alone, and the others have none for those of rank 1 besides theirs.
+    model = find_decoder("llama-puzzles")
+    own_bytes = model.weight_bytes(LayerRange(5, 10), torch.float32)
+    scarce = examined(1 << 30, 2 * own_bytes, 1 << 30)
+    assert len(scarce.found("ok", "losses")) < len(losses), scarce.lines
+    # The draft takes what the cache would have had.
+    drafts = DraftMemory.of(model, 64)
+    needed = model.weight_bytes(LayerRange(0, 5), torch.float32) + model.end_bytes(torch.float32)
+    cache = examined(needed + drafts.weights_bytes + 1000, 1 << 30, 1 << 30)
+    only_problem(cache, "cache", "the cache of rank 0 needs")
 
 
 @pytest.mark.parametrize(

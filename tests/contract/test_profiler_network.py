@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,9 +28,11 @@ from pipeedge.profile.handling import Handling, measure_handling
 from pipeedge.profile.network import measure_link, parse_place
 from pipeedge.profile.rehearsal import (
     Rehearsal,
+    StepLinks,
     StepsAtWork,
     rehearse_data_rank,
     rehearse_links,
+    rehearse_step_links,
     rehearse_steps,
 )
 from pipeedge.profile.text_work import TextRank
@@ -235,6 +238,53 @@ def test_what_a_data_rank_does_between_two_steps_is_its_work(monkeypatch: pytest
     head = [max(costs.fixed_s, costs.start_s + rows * costs.row_s) for rows in (1, 8)]
     assert head == pytest.approx([6, 20])
     assert (costs.feed_s, costs.feed_row_s) == pytest.approx((1.0, 0.25))
+
+
+def test_what_steps_take_over_links_is_what_links_cost() -> None:
+    """By a clock that only the layers move."""
+    model, now = find_decoder("llama-puzzles"), [0.0]
+    ends, bounds = model.ends(), StepBounds(64, 16, 8, 8 * pages_of(64, PAGE), 0)
+    rank = TextRank(model, ends, torch.float32, bounds)
+    there, back = (model.most_specs(cut, bounds, torch.float32) for cut in (0, model.n_layers))
+    steps: list[int] = []
+
+    def compute(packet: Packet) -> tuple[Packet, float]:
+        steps.append(packet.items)
+        hidden = packet.payload[0].clone()
+        packet.lease.release()
+        now[0] += 1
+        return Packet(packet.number, packet.items, (hidden,)), 0.25
+
+    def rehearse(transport: str | None) -> StepsAtWork:
+        links = None if transport is None else StepLinks(transport, there, back)
+        return rehearse_steps(compute, functools.partial(rank.open, 2, 5), lambda: now[0], links)
+
+    assert rehearse("tcp") == rehearse(None) == StepsAtWork(0.25, 0.0)
+    assert steps == 10 * [2]
+    local, frames = StepsAtWork(0.25, 1.0), Handling(0.125, 0.125)
+    known = {name: TransportHandling(0.1, 1e-9, 0.3, 2e-9) for name in ("tcp", "p2p", "rpc")}
+
+    def over(transport: str) -> StepsAtWork:
+        if transport == "p2p":
+            raise PeerFailedError("no loopback interface")
+        return StepsAtWork(0.25, 2.0)
+
+    found = rehearse_step_links(over, local, frames, known, stretch=2.0)
+    assert (found["p2p"], found["rpc"]) == (known["p2p"], known["rpc"])
+    # Two links take a second by the clock, two of elapsed time, and what frames take is known already.
+    assert (found["tcp"].receive_s, found["tcp"].send_s) == pytest.approx((0.1875, 0.5625))
+    assert (found["tcp"].receive_s_per_byte, found["tcp"].send_s_per_byte) == (1e-9, 2e-9)
+
+
+def test_texts_of_the_model_are_made_where_its_tokenizer_is(tmp_path: Path) -> None:
+    model = find_decoder("llama-puzzles")
+    assert model.directory is not None
+    bounds = StepBounds(64, 16, 8, 8 * pages_of(64, PAGE), 0)
+    rank = TextRank(model, model.ends(), torch.float32, bounds)
+    assert rank.texts.decode([5, 6, 7])
+    (tmp_path / "config.json").write_text((model.directory / "config.json").read_text())
+    bare = TextRank(find_decoder(str(tmp_path)), model.ends(), torch.float32, bounds)
+    assert not bare.texts.decode([5, 6, 7])
 
 
 @pytest.mark.parametrize("texts", [1, 8])

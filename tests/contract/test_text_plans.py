@@ -14,7 +14,10 @@ from text_ranks import PUZZLES, run_ranks
 
 from pipeedge.base.errors import InfeasibleError, PipeEdgeError
 from pipeedge.base.schedule import LayerRange
-from pipeedge.base.text_lengths import InputSizes
+from pipeedge.base.text_lengths import InputSizes, TextLengths
+from pipeedge.decoding.step_limits import CacheSize, StepLimits
+from pipeedge.decoding.step_times import StepTimes
+from pipeedge.decoding.steps import StepScheduler
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.registry import find_any
 from pipeedge.plan import scheduler
@@ -132,6 +135,32 @@ def test_number_types_are_chosen_anew_while_a_run_goes_on(option: tuple[str, str
     assert {stage.dtype for stage in costs.schedule} == {"int8"}
     assert costs.text is not None
     assert costs.text.streams == 4
+
+
+@pytest.mark.parametrize("prompt", [20, 63, 96, 128, 130, 190, 250])
+@pytest.mark.parametrize("mem_mb", [1.6, 8])
+def test_a_plan_has_the_chunks_of_a_run(mem_mb: float, prompt: int, tmp_path: Path) -> None:
+    scheduled = write_cluster(tmp_path, 0.1, mem_mb)
+    kinds = json.loads((tmp_path / "sdt.yml").read_text())
+    kinds["large"]["mem_MB"] = mem_mb
+    (tmp_path / "sdt.yml").write_text(json.dumps(kinds))
+    request = parse_runtime(
+        ["0", "2", "-m", str(PUZZLES), *map(str, scheduled), "-u", "1"], Environment()
+    ).request
+    sizes = InputSizes(texts=TextLengths(prompt, 6, prompt + 6, 1), eight_bit=False)
+    asked, _ = scheduler_request(request, find_any(PUZZLES), sizes, Following(ranks=(0, 1)))
+    costs = scheduler.plan(asked, hosts=("0", "1")).costs
+    stages = len(costs.schedule)
+    assert stages == (2 if mem_mb < 2 else 1)
+    assert costs.text is not None
+    # A step takes as long as ten rows, or longer if it has more.
+    times = StepTimes(((1.0, 16e-4), (10.0, 16e-4), (1000.0, 0.16)))
+    limits = StepLimits(prompt + 6, 2 * stages, stages, rows=300, attention=0.0, times=times)
+    scheduler_of_steps = StepScheduler(limits, CacheSize(pages=100))
+    scheduler_of_steps.add(0, range(prompt), 6)
+    step = scheduler_of_steps.next()
+    assert step is not None
+    assert step.rows == pytest.approx(costs.text.chunk, abs=1)
 
 
 def test_too_long_a_context_is_refused_with_what_fits(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeedge.base import fields
-from pipeedge.base.schedule import Schedule
+from pipeedge.base.schedule import LayerRange, Schedule
 from pipeedge.base.wording import printable
 from pipeedge.doctor.file_checks import check_files
 from pipeedge.doctor.findings import Finding, Level, exit_status, ok, problem, warning
@@ -28,7 +29,7 @@ from pipeedge.doctor.review import planned_needs, review
 from pipeedge.models import DIGITS, find_model
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.step_rows import StepBounds
-from pipeedge.plan.cache_owners import KeptOutput
+from pipeedge.plan.cache_owners import KeptOutput, Standby
 from pipeedge.plan.link_speed import Estimate, Round, Trip, estimate_link
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.specs import BYTES_PER_SECOND_PER_MBPS, DeviceType, ModelProfile, ModelSpec, SpecFiles
@@ -198,6 +199,23 @@ def test_planned_memory_counts_kept_outputs() -> None:
     rows = 10 * 32
     assert kept[0].buffers_bytes - without[0].buffers_bytes == rows * model.config.hidden * 4
     assert kept[1] == without[1]
+
+
+def test_planned_memory_counts_standbys_and_drafts() -> None:
+    model = find_decoder("llama-puzzles")
+    bounds = StepBounds(context=64, rows=8, sequences=4, pages=10, window_pages=0)
+    plan = Plan(Schedule.from_partition([1, 6, 7, 16]), 0, 64, 8, None, None, steps=bounds)
+    standby = Standby(0, LayerRange(6, 16), "float32")
+    standing = dataclasses.replace(plan, standbys=(standby,))
+    without, kept = (planned_needs(one, model, None) for one in (plan, standing))
+    copies = model.weight_bytes(standby.layers, torch.float32)
+    copies += 10 * model.page_bytes(standby.layers, torch.float32)[0]
+    frames = kept[1].buffers_bytes - without[1].buffers_bytes
+    assert frames > 0  # of the link that the copies cross
+    assert kept[0].buffers_bytes - without[0].buffers_bytes == copies + frames
+    drafting = planned_needs(plan, model, None, {0: 1000})
+    assert drafting[0].weights_bytes - without[0].weights_bytes == 1000
+    assert drafting[1] == without[1]
 
 
 def test_a_missing_weights_file_matters_only_to_ranks_with_a_stage() -> None:
@@ -392,7 +410,9 @@ def test_adaptive_links_are_sized_for_their_compressed_form() -> None:
     arguments = ["0", "2", "-m", DIGITS, "-pt", "1,9,10,16", "--adaptive", "auto"]
     request = parse_doctor(arguments, Environment()).request
     model = find_model(DIGITS)
-    facts = {rank: rank_facts(items=64, max_tokens=None, pixel_table=None) for rank in range(2)}
+    facts = {
+        rank: rank_facts(items=64, record_rows=0, max_tokens=None, pixel_table=None) for rank in range(2)
+    }
     reviewed = review(request, model, facts).plan
     assert reviewed is not None
     schedule = reviewed.schedule

@@ -312,8 +312,8 @@ class Cluster:
             step_s = sum(max(fixed, start + tokens / chunks * row) for fixed, start, row in each)
             return float((chunks + stages - 1) * step_s)
 
-        most = max(1, math.floor(tokens / 32))
-        counts = {min(math.ceil(tokens / rows), most) for rows in range(32, 257, 8)}
+        most = max(1, math.floor(tokens / 64))
+        counts = {min(math.ceil(tokens / rows), most) for rows in range(64, 257, 8)}
         return tokens / min(sorted(counts, reverse=True), key=ends_s)
 
     def keeps(self, figures: Figures, slack: float = 1e-9) -> bool:
