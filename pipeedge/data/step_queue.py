@@ -46,7 +46,7 @@ from pipeedge.decoding.prompt import Prompt
 from pipeedge.decoding.sampler import Sampler
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.decoding.speculation import DraftedTokens
-from pipeedge.decoding.step_limits import CacheSize, StepLimits
+from pipeedge.decoding.step_limits import CacheSize, PlannedGroups, StepLimits
 from pipeedge.decoding.step_trial import StepTrial
 from pipeedge.decoding.steps import DecodingStep, StepPart, StepScheduler
 from pipeedge.models.decoder_ends import DecoderEnds
@@ -279,6 +279,7 @@ class StepQueue:
         owners: CacheOwners | None = None,
         *,
         exact: bool = True,
+        planned: PlannedGroups | None = None,
     ) -> None:
         """Take what a plan has decided, before anything is submitted or after an epoch has stopped.
 
@@ -291,8 +292,9 @@ class StepQueue:
             window: Widest window of a block, or 0.
             owners: The stages, and since when they have their caches; None if all of these are empty.
             exact: Whether rows are the same whatever else a step has, so that tokens may be proposed.
+            planned: Number of groups that the plan expects; None if it expects none.
         """
-        limits, cache = self._limits(bounds, stages, window, owners, exact=exact)
+        limits, cache = self._limits(bounds, stages, window, owners, exact=exact, planned=planned)
         with self._changed:
             self._ends, self._bounds = ends, bounds
             if self._scheduler is None:
@@ -311,10 +313,12 @@ class StepQueue:
         owners: CacheOwners | None = None,
         *,
         exact: bool = True,
+        planned: PlannedGroups | None = None,
     ) -> None:
         """Take what was decided for a plan that is to take over while another one runs, as ``begin`` does."""
+        limits, cache = self._limits(bounds, stages, window, owners, exact=exact, planned=planned)
         with self._changed:
-            self._following = (*self._limits(bounds, stages, window, owners, exact=exact), owners)
+            self._following = limits, cache, owners
 
     def take_over(self, is_closed: Callable[[], bool]) -> None:
         """Wait until all steps of the plan before have results, then go on with the one that takes over.
@@ -337,7 +341,14 @@ class StepQueue:
             raise Closed
 
     def _limits(
-        self, bounds: StepBounds, stages: int, window: int, owners: CacheOwners | None, *, exact: bool
+        self,
+        bounds: StepBounds,
+        stages: int,
+        window: int,
+        owners: CacheOwners | None,
+        *,
+        exact: bool,
+        planned: PlannedGroups | None,
     ) -> tuple[StepLimits, CacheSize]:
         """Return the limits of steps and the pages that a plan has."""
         limits = StepLimits(
@@ -346,6 +357,7 @@ class StepQueue:
             max(1, stages),
             bounds.rows,
             bounds.sequences,
+            planned=planned,
             proposals=self._proposals if exact else 0,
         )
         if not self.streams:

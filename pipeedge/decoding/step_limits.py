@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pipeedge.decoding.slowest_place import MARGIN
 from pipeedge.decoding.step_times import StepTimes
 
-__all__ = ["UNMEASURED", "CacheSize", "StepLimits"]
+__all__ = ["UNMEASURED", "CacheSize", "PlannedGroups", "StepLimits"]
 
 _LEAST_CHUNK = 64
 """Cost below which chunks are not made cheaper to fill the stages sooner, whatever was measured."""
@@ -25,6 +25,12 @@ _TOLERANCE = 1.05
 """Longest round with which more groups are better, in times of the shortest: they keep a place busy while the
 step before comes late.
 """
+_PLANNED = 1.25
+"""Longest round with which the planned number of groups is better, in times of the shortest: profiles tell
+the times of steps better than a few steps at the start.
+"""
+_LIKE_PLANNED = 1.5
+"""Largest ratio of the numbers of sequences, those that there are and those of the plan, of such groups."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,20 @@ class CacheSize:
     """Number of positions of a page."""
     outputs: frozenset[int] = frozenset()
     """Cuts, by the number of layers before, whose payloads are kept by page."""
+
+
+@dataclass(frozen=True)
+class PlannedGroups:
+    """Number of groups that a plan has chosen by the profiles of its hosts."""
+
+    sequences: int
+    """Number of sequences that it is for."""
+    groups: int
+
+    def are_for(self, sequences: int) -> bool:
+        """Return whether so many sequences are about as many as the plan is for."""
+        few, many = sorted((sequences, self.sequences))
+        return many <= _LIKE_PLANNED * few
 
 
 @dataclass(frozen=True)
@@ -63,6 +83,8 @@ class StepLimits:
     """
     times: StepTimes = UNMEASURED
     """Time of a step alone, through all stages, by the cost of its rows."""
+    planned: PlannedGroups | None = None
+    """Number of groups that was planned; None without a plan by profiles."""
     proposals: int = 0
     """Most proposed tokens of a sequence in a step; 0 for none."""
     attention: float = 1e-4
@@ -85,7 +107,7 @@ class StepLimits:
 
         A token of each takes as long as the slowest place takes for all groups, and as long as the largest
         one needs to return. More groups keep the places busy; fewer read the weights less often. Where that
-        makes little difference, there are more.
+        makes little difference, there are more; a planned number is another one only where that makes much.
 
         Args:
             cost: Cost of the next row of all of them.
@@ -102,8 +124,14 @@ class StepLimits:
             return max(part * (smaller * small + larger * large), MARGIN * (large if larger else small))
 
         rounds = {groups: round_time(groups) for groups in range(1, self.groups + 1)}
-        longest = _TOLERANCE * min(rounds.values())
-        return max(groups for groups, found in rounds.items() if found <= longest)
+        shortest, planned = min(rounds.values()), self.planned
+        if (
+            planned is not None
+            and planned.are_for(sequences)
+            and rounds.get(planned.groups, math.inf) <= _PLANNED * shortest
+        ):
+            return planned.groups
+        return max(groups for groups, found in rounds.items() if found <= _TOLERANCE * shortest)
 
     def rows_for(self, cost: float, position: int) -> int:
         """Return the most rows from ``position`` on that cost no more than ``cost``."""

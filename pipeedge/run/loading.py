@@ -210,6 +210,7 @@ def begin_text(
         is_change: Whether the plan takes over from one that runs.
     """
     from pipeedge.data.step_queue import StepQueue  # only the data rank needs it
+    from pipeedge.decoding.step_limits import PlannedGroups
 
     queue = data.source
     if not isinstance(queue, StepQueue):
@@ -218,10 +219,13 @@ def begin_text(
     alone = len(stages) == 1 and stages[0].rank == plan.data_rank
     places = 0 if alone else len(stages)
     exact = not any(map(plan.compresses, range(len(stages))))
+    text = None if plan.prediction is None else plan.prediction.text
+    planned = None if text is None else PlannedGroups(text.streams, text.groups)
+    about = plan.step_bounds, places, model.window, plan.cache_owners
     if is_change:
-        queue.change(plan.step_bounds, places, model.window, plan.cache_owners, exact=exact)
+        queue.change(*about, exact=exact, planned=planned)
     else:
-        queue.begin(ends, plan.step_bounds, places, model.window, plan.cache_owners, exact=exact)
+        queue.begin(ends, *about, exact=exact, planned=planned)
 
 
 def load_ends(context: RankContext, plan: Plan) -> DecoderEnds:

@@ -9,7 +9,7 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeedge.decoding.step_limits import CacheSize, StepLimits
+from pipeedge.decoding.step_limits import CacheSize, PlannedGroups, StepLimits
 from pipeedge.decoding.step_times import StepTimes
 from pipeedge.decoding.step_trial import MeasuredSteps, StepTrial, TrialStep
 from pipeedge.decoding.steps import DecodingStep
@@ -158,6 +158,36 @@ def test_few_sequences_form_as_many_groups_as_places_and_many_do_not_let_them_wa
     assert limits.best_groups(8, 8, 0.49) == 2
     assert limits.best_groups(400, 400, 0.49) > 2
     assert limits.best_groups(8, 8) == 4
+
+
+def test_planned_groups_stay_unless_others_are_much_better() -> None:
+    times = StepTimes(((1.0, 0.02), (8.0, 0.021), (32.0, 0.06)))
+    limits = StepLimits(context=100, groups=4, times=times, planned=PlannedGroups(8, 3))
+    assert limits.best_groups(8, 8, 0.36) == 3
+    assert limits.best_groups(12, 12, 0.36) == 3
+    assert limits.best_groups(8, 8, 0.49) == 2  # three would take 1.35 times as long
+    # It is not for so many sequences, or so few.
+    free = StepLimits(context=100, groups=4, times=times)
+    for sequences in (1, 4, 13, 100):
+        both = [one.best_groups(sequences, sequences, 0.36) for one in (limits, free)]
+        assert both[0] == both[1]
+
+
+def test_short_steps_of_texts_are_measured_more_often() -> None:
+    def times_measured(reading: float) -> dict[int, int]:
+        limits, now = StepLimits(context=64, rows=256), 0.0
+        trial, found = StepTrial(limits, CACHE), dict[int, int]()
+        while not trial.is_over:
+            step = trial.next(now)
+            assert step is not None
+            if {part.position for part in step.parts} == {0}:
+                found[step.rows] = found.get(step.rows, 0) + 1
+            now += stage_s(step, reading)
+            trial.finished(now)
+        return found
+
+    assert times_measured(0.02) == {1: 5, 8: 5, 32: 4}  # 32 rows are those of texts and of a chunk
+    assert times_measured(0.1) == {1: 2, 8: 2, 32: 4}
 
 
 def test_rounds_shorten_with_groups() -> None:
