@@ -16,12 +16,16 @@ prediction for the longest sentence alone.
 
 ``--decoder`` runs a decoder of a public shape with random weights on two pinned cores: one stream and
 several, each with the cut that the scheduler chooses and with one that memory forces. Tokens a second, the
-time between two tokens, that to the first one, and the bytes of the cache are compared. Cores share the
-memory that steps wait for, which hosts do not. So each core is profiled as the run finds it: for one stream,
-whose stages take turns, while the other core is idle, and for several while it writes text.
+time between two tokens, that to the first one, and the bytes of the cache are compared. Tokens a second are
+also compared *as run*: with what is predicted for hosts as fast as the run found them. Cores share the memory
+that steps wait for, which hosts do not. So each core is profiled as the run finds it: for one stream, whose
+stages take turns, while the other core is idle, and for several while it writes text.
 
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
-bed with quotas. Needs root.
+bed with quotas, also with narrow links. Needs root.
+
+``--decoder --distant`` runs three ranks, one text at a time, on hosts with round trips of 10 ms, which the
+doctor measures. Needs root.
 
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.
@@ -32,6 +36,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -52,6 +57,7 @@ import torch
 import yaml
 from beds import Kind, Workload, raised, steady_items_per_s
 from decoder_failover import write_larger
+from distant_hosts import distant_hosts
 from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
@@ -81,7 +87,10 @@ QUOTAS = {
 DECODER_QUOTAS = {
     "4 x 0.4": (Kind("host", 4, 0.4, 1000),),
     "2 x 0.5, 2 x 0.25": (Kind("host", 2, 0.5, 1000), Kind("other", 2, 0.25, 1000)),
+    "4 x 0.4, 5 Mbps": (Kind("host", 4, 0.4, 5),),
 }
+ROUND_TRIP_S = 0.01
+"""Seconds of a round trip between distant hosts."""
 QUOTA_TOKENS = 250
 """Tokens of each text."""
 QUOTA_ITERATIONS = 5
@@ -94,8 +103,9 @@ MIXED_LENGTHS = (12, 200)
 """Shortest and longest sentence of a mixture, in which short ones are more frequent."""
 MIXED_TARGET = 0.05
 DECODER_PROMPT = 96
-DECODER_ANSWERS = {1: 64, 8: 160}
-"""Tokens of each answer, by the number of streams."""
+DECODER_ANSWERS = {1: 64, 8: 600}
+"""Tokens of each answer, by the number of streams: long ones for a run that is watched, short ones where two
+texts are to follow each other, as the cache has no room for both."""
 DECODER_TARGET = 0.1
 LOAD_PROMPTS = 8192
 LOAD_CONTEXT = 32
@@ -452,22 +462,47 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
 
-def force_cut(model: Path, directory: Path, streams: int) -> None:
-    """Leave both hosts with memory for about half of the layers, besides the head."""
+def force_cut(
+    model: Path, directory: Path, streams: int, part: float = 0.6, host: str = "core0", other: str = "core1"
+) -> None:
+    """Leave hosts with memory for a part of the layers, besides the head.
+
+    Args:
+        model: Directory of the model.
+        directory: Directory of the scheduler's files.
+        streams: Number of texts at a time.
+        part: Part of the layers.
+        host: Type of the host of the data rank, to which the head's memory is added.
+        other: Type of the others.
+    """
     kinds = read(directory / "kinds.yml")
-    one = kinds["core0"]["model_profiles"][str(model)][0]
+    one = kinds[host]["model_profiles"][str(model)][0]
     context = -(-(DECODER_PROMPT + DECODER_ANSWERS[streams]) // 32) * 32
     cache = streams * context * sum(one["steps"]["cache_bytes"]) / 2**20
     weights = sum(one.get("weights_MB") or read(directory / "models.yml")[str(model)]["mem_MB"])
-    kinds["core1"]["mem_MB"] = 0.6 * (weights + cache) + 20
-    kinds["core0"]["mem_MB"] = kinds["core1"]["mem_MB"] + one["steps"]["ends"]["mem_MB"]
+    kinds[other]["mem_MB"] = part * (weights + cache) + 20
+    kinds[host]["mem_MB"] = kinds[other]["mem_MB"] + one["steps"]["ends"]["mem_MB"]
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
 
 
 def run_decoder(
-    model: Path, dtype: str, streams: int, directory: Path, cores: Cores, port: int
+    model: Path,
+    dtype: str,
+    streams: int,
+    directory: Path,
+    prefixes: Sequence[Sequence[str]],
+    options: Sequence[str],
 ) -> dict[str, Any]:
-    """Run two ranks with the scheduler's cut; return the report."""
+    """Run ranks with the scheduler's cut; return the report.
+
+    Args:
+        model: Directory of the model.
+        dtype: Number type.
+        streams: Number of texts at a time.
+        directory: Directory of the scheduler's files.
+        prefixes: Words in front of the command of each rank.
+        options: Further options of all ranks.
+    """
     chance = random.Random(streams)
     rows = [
         {
@@ -475,29 +510,22 @@ def run_decoder(
             "max_tokens": DECODER_ANSWERS[streams],
             "ignore_eos": True,
         }
-        for _ in range(2 * streams if streams == 1 else streams)
+        for _ in range(2 if streams == 1 else streams)
     ]
     (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", "--port", str(port)]
-    context = ["--context", str(DECODER_PROMPT + DECODER_ANSWERS[streams])]
-    files = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml"]
-    own = [
-        *files,
-        *context,
-        "--speculate",
-        "0",
-        "--input",
-        "prompts.jsonl",
-        "--output",
-        "answers.jsonl",
-        "--report",
-        "report.json",
-    ]
+    common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", *options]
+    own = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml", "--speculate", "0"]
+    own += ["--context", str(DECODER_PROMPT + DECODER_ANSWERS[streams])]
+    if (directory / "neighbors.yml").exists():
+        own += ["--dev-neighbors-file", "neighbors.yml"]
+    own += ["--input", "prompts.jsonl", "--output", "answers.jsonl", "--report", "report.json"]
     script = [sys.executable, str(ROOT / "runtime.py")]
     wait(
         [
-            start([*cores.pinned(rank), *script, str(rank), "2", *common, *options], directory)
-            for rank, options in enumerate((own, []))
+            start(
+                [*prefix, *script, str(rank), str(len(prefixes)), *common, *(() if rank else own)], directory
+            )
+            for rank, prefix in enumerate(prefixes)
         ]
     )
     return dict(json.loads((directory / "report.json").read_text()))
@@ -518,10 +546,7 @@ def measure_decoder(
     """Compare a decoder at several numbers of streams; return the worst error by medians."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as text:
-        model = Path(arguments.models or text) / shape
-        write_directory(SHAPES[shape], model)
-        words = {f"w{token}": token for token in range(SHAPES[shape].vocab)}
-        Tokenizer(WordLevel(words)).save(str(model / "tokenizer.json"))
+        model = write_model(shape, Path(arguments.models or text))
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
             for number, (streams, forced) in enumerate(
@@ -532,16 +557,92 @@ def measure_decoder(
                     profile_decoder(model, arguments.dtype, work, cores, busy=streams > 1)
                 else:
                     force_cut(model, work, streams)
-                port = arguments.port + 4 * repetition + number
-                report = run_decoder(model, arguments.dtype, streams, work, cores, port)
-                cut = " | ".join("{}-{}".format(*stage["layers"]) for stage in report["schedule"])
-                for key in ("tokens_per_s", "between_tokens_s", "first_token_s", "cache_bytes"):
-                    if f"{key}_measured" in report["predicted"]:
-                        pair = (report["predicted"][key], report["predicted"][f"{key}_measured"])
-                        found.setdefault((streams, cut, key), []).append(pair)
+                pinned = [cores.pinned(core) for core in range(2)]
+                port = ["--port", str(arguments.port + 4 * repetition + number)]
+                report = run_decoder(model, arguments.dtype, streams, work, pinned, port)
+                cut = "forced" if forced else "chosen"
+                add_pairs(found, (streams, cut), report)
         for (streams, cut, key), pairs in found.items():
             worst = max(worst, add_figure(table, (shape, str(streams), cut, key), pairs))
     return worst
+
+
+def write_model(shape: str, directory: Path) -> Path:
+    """Write a model of random weights, with a tokenizer that has a word for each token; return its place."""
+    model = directory / shape
+    write_directory(SHAPES[shape], model)
+    words = {f"w{token}": token for token in range(SHAPES[shape].vocab)}
+    Tokenizer(WordLevel(words)).save(str(model / "tokenizer.json"))
+    return model
+
+
+def add_pairs(
+    found: dict[tuple[int, str, str], list[tuple[float, float]]],
+    what: tuple[int, str],
+    report: dict[str, Any],
+) -> None:
+    """Add each figure of a run that was predicted and measured."""
+    for key in ("tokens_per_s", "between_tokens_s", "first_token_s", "cache_bytes"):
+        if f"{key}_measured" in report["predicted"]:
+            pair = (report["predicted"][key], report["predicted"][f"{key}_measured"])
+            found.setdefault((*what, key), []).append(pair)
+    as_run = report.get("as_run", {})
+    if "items_per_s" in as_run:
+        pair = (as_run["items_per_s"], as_run["items_per_s_measured"])
+        found.setdefault((*what, "tokens_per_s as run"), []).append(pair)
+
+
+def measure_decoder_distant(
+    shape: str, cores: Cores, arguments: argparse.Namespace, table: Table, directory: Path
+) -> float:
+    """Compare a decoder, one text at a time, on three distant hosts; return the worst error by medians."""
+    model = write_model(shape, Path(arguments.models or directory))
+    found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    with distant_hosts(3, ROUND_TRIP_S / 2) as hosts:
+        names = list(hosts.names)
+        # The text is at one host at a time, so that two may have one core.
+        prefixes = [hosts.command(name, [*cores.pinned(number % 2)]) for number, name in enumerate(names)]
+        for repetition in range(arguments.repetitions):
+            work = directory / f"distant{repetition}"
+            profile_decoder(model, arguments.dtype, work, cores, busy=False)
+            devices = {"core0": [names[0], names[2]], "core1": [names[1]]}
+            (work / "devices.yml").write_text(yaml.safe_dump(devices))
+            force_cut(model, work, 1, part=0.4)
+            options = ["--addr", names[0], "-H", ",".join(names)]
+            doctors = ["-m", str(model), *options, "--prompt", "w100", "-c", "tcp", "--timeout", "60"]
+            doctors += ["-pt", even_cuts(read(work / "models.yml")[str(model)]["layers"], 3)]
+            doctor = [sys.executable, "-m", "pipeedge", "doctor"]
+            wait(
+                [
+                    start(
+                        [
+                            *prefix,
+                            *doctor,
+                            str(rank),
+                            "3",
+                            *doctors,
+                            *(() if rank else ("--neighbors-file", "neighbors.yml")),
+                        ],
+                        work,
+                    )
+                    for rank, prefix in enumerate(prefixes)
+                ]
+            )
+            add_pairs(
+                found,
+                (1, f"{1e3 * ROUND_TRIP_S:g} ms"),
+                run_decoder(model, arguments.dtype, 1, work, prefixes, options),
+            )
+    return max(
+        add_figure(table, (shape, str(streams), cut, key), pairs)
+        for (streams, cut, key), pairs in found.items()
+    )
+
+
+def even_cuts(layers: int, stages: int) -> str:
+    """Return the option ``-pt`` of stages that are about equally long."""
+    ends = [layers * stage // stages for stage in range(stages + 1)]
+    return ",".join(f"{first + 1},{last}" for first, last in itertools.pairwise(ends))
 
 
 def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
@@ -661,6 +762,9 @@ def main() -> int:
     parser.add_argument(
         "--decoder", action="store_true", help="run a decoder with several numbers of streams"
     )
+    parser.add_argument(
+        "--distant", action="store_true", help="run --decoder on three distant hosts; needs root"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="number type of --decoder (bfloat16)")
     parser.add_argument(
         "--models", metavar="DIR", help="where --decoder keeps its weights (a temporary place)"
@@ -677,11 +781,16 @@ def main() -> int:
         return 0 if worst <= TARGET else 1
     if arguments.decoder:
         table = Table("model", "streams", "cut", "figure", "predicted", "measured", "error", "each")
+        shapes = arguments.model_name or ("smollm2-135m",)
         if arguments.quotas:
             with tempfile.TemporaryDirectory() as text:
                 worst = measure_decoder_quotas(arguments, table, Path(text))
+        elif arguments.distant:
+            with tempfile.TemporaryDirectory() as text:
+                worst = max(
+                    measure_decoder_distant(shape, cores, arguments, table, Path(text)) for shape in shapes
+                )
         else:
-            shapes = arguments.model_name or ("smollm2-135m",)
             worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
         console.print(table)
         console.print(f"worst error {worst:.1%}, asked <= {DECODER_TARGET:.0%}", highlight=False)

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeedge.base.errors import InputError
+from pipeedge.base.errors import InputError, one_line
+from pipeedge.base.wording import excerpt
 from pipeedge.decoding.sampling import Sampling
 from pipeedge.decoding.structure import Structure
 from pipeedge.decoding.structure_matching import StructureCompiler, StructureMatcher
@@ -41,7 +42,7 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with those that the tokenizer puts before it."""
-        return self._checked(self.backend(text, verbose=False)["input_ids"])
+        return self._checked(self._ids(text))
 
     def encode_rendered(self, text: str) -> list[int]:
         """Return the tokens of a conversation that ``render`` has made a text."""
@@ -158,7 +159,13 @@ class Vocabulary:
         return replace(sampling, bad_words=tuple(words))
 
     def _plain(self, text: str) -> list[int]:
-        return list(self.backend(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        try:
+            return list(self.backend(text, verbose=False, **options)["input_ids"])
+        except Exception as error:  # tokenizers has no class of its own
+            raise InputError(f"{self.path} does not encode {excerpt(text)}: {one_line(error)}") from error
 
     def _checked(self, tokens: Sequence[int]) -> list[int]:
         highest = max(tokens, default=0)

@@ -108,6 +108,8 @@ class StageWork(Struct, frozen=True, array_like=True):
     """Seconds that they occupied the link."""
     finished_s: Amount = 0.0
     """Seconds from its start until it finished the latest of its ``items``."""
+    cpu_s: Amount = 0.0
+    """Processor seconds of the thread that computed its ``items``."""
 
     @property
     def seconds(self) -> float:

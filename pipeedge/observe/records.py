@@ -25,6 +25,7 @@ from pipeedge.observe.timeline import LaneId, ThreadState
 
 __all__ = [
     "EpochRecord",
+    "HostsAsRun",
     "LaneRecord",
     "LinkRecord",
     "Recording",
@@ -154,6 +155,15 @@ class ReplanRecord(Struct, frozen=True):
     """Gain in throughput that was measured, or None if it was not."""
 
 
+class HostsAsRun(Struct, frozen=True):
+    """What hosts were like while the last plan of a run was watched."""
+
+    slowness: dict[Name, Amount]
+    """Time that the layers of each host took, as a multiple of what its profile says, by host."""
+    items_per_s: Amount | None
+    """Items a second, or tokens of the planned texts, that the plan has on such hosts; None if unknown."""
+
+
 class LaneRecord(Struct, frozen=True):
     """A thread that has ended, with the same phases for every microbatch."""
 
@@ -216,6 +226,8 @@ class Recording(Struct, frozen=True):
     """Energy that the machine used meanwhile."""
     replans: tuple[ReplanRecord, ...] = ()
     """Better plans that rank 0 found."""
+    as_run: HostsAsRun | None = None
+    """What hosts were like, if rank 0 has watched them."""
 
     epoch: Count = 0
     """Number of the epoch, in a run that goes on after failures."""

@@ -157,10 +157,11 @@ def _shrinks(before: Sequence[StageWork], now: Sequence[StageWork]) -> bool:
 
 
 def _figures(before: StageWork, now: StageWork) -> StageFigures:
-    crossed = now.link_items - before.link_items
+    items, crossed = now.items - before.items, now.link_items - before.link_items
     return StageFigures(
-        (now.compute_s - before.compute_s) / (now.items - before.items),
+        (now.compute_s - before.compute_s) / items,
         (now.link_s - before.link_s) / crossed if crossed > 0 else None,
+        (now.cpu_s - before.cpu_s) / items,
     )
 
 

@@ -31,6 +31,8 @@ class StageFigures:
     """Seconds spent computing an item."""
     link_s: float | None = None
     """Seconds of an item on the outgoing link, or None if that is not measured."""
+    cpu_s: float = 0.0
+    """Processor seconds of the thread that computes an item: the least that its layers take."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,11 @@ def measured(
     hosts = {}
     for stage, figure in zip(stages, figures, strict=True):
         if stage.layers_s > 0:
-            seconds = _without(stage.data_s, figure.compute_s * size, stage.layers_s)
+            whole_s = figure.compute_s * size
+            seconds = _without(stage.data_s, whole_s, stage.layers_s)
+            if stage.data_s > 0:
+                # Its thread has the processor for itself as long as that counts.
+                seconds = max(seconds, min(figure.cpu_s * size, whole_s) - stage.receive_s)
             hosts[stage.host] = seconds / stage.layers_s
     common = sorted(hosts.values())[(len(hosts) - 1) // 2] if varying and len(hosts) > 1 else 1.0
     slowest_s = size * max(max(figure.compute_s, figure.link_s or 0.0) for figure in figures)

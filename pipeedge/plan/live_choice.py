@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeedge.base.wording import figure
+from pipeedge.observe.records import HostsAsRun
 from pipeedge.plan.change_detection import MANY_WINDOWS, WINDOWS, ChangeDetector, WorkWindow, items_per_s
 from pipeedge.plan.conditions import Conditions, HostPair, StepMix, measured
 from pipeedge.plan.costs import MomentCosts, PlanCosts
@@ -56,6 +57,8 @@ _SPARE_S = 2.0
 """Seconds that a change has to save at least."""
 _KEPT = 240
 """Number of windows for which conditions are remembered."""
+_AS_RUN = 60
+"""Number of windows of which the speed of hosts is told."""
 _REMEMBERED = 3 * _KEPT
 """Number of windows for which a change makes others wait."""
 _LIMITED = 0.7
@@ -172,6 +175,7 @@ class LivePlanning:
         self._trial: _Trial | None = None
         self._back: tuple[Placing, float] | None = None  # the plan before, and by how much it was faster
         self._of_present: deque[WorkWindow] = deque(maxlen=MANY_WINDOWS)  # its windows
+        self._of_plan = 0  # number of all of its windows
         self._calm: deque[float] = deque(maxlen=MANY_WINDOWS)  # what plans reached while nothing had moved
 
     # -- events -----------------------------------------------------------------------------------
@@ -239,6 +243,19 @@ class LivePlanning:
         """Whether the present plan has run for so long that its conditions are known."""
         return len(self._of_present) >= WINDOWS
 
+    def as_run(self) -> HostsAsRun | None:
+        """Return what hosts were like while the present plan ran; None before the first window."""
+        windows = min(self._of_plan, _AS_RUN)
+        if not windows:
+            return None
+        seen = [conditions for conditions, _ in self._history][-windows:]
+        (costs,) = self._costs([self._present], self._present, seen)
+        rates = [moment.items_per_s for moment in costs.moments]
+        mean = _mean(seen)
+        return HostsAsRun(
+            {host: mean.of_host(host) for host in mean.hosts}, statistics.fmean(rates) if all(rates) else None
+        )
+
     @property
     def slowness(self) -> dict[str, float]:
         """Slowness of hosts as measured lately, relative to what all of them have in common, by host."""
@@ -257,6 +274,7 @@ class LivePlanning:
         self._present = present
         self._back = None
         self._of_present.clear()
+        self._of_plan = 0
         self._since_hosts = None
 
     def _note(self, window: WorkWindow) -> None:
@@ -270,6 +288,7 @@ class LivePlanning:
         self._seen_at |= dict.fromkeys(values, self._windows)
         self._history.append((seen, items_per_s([window])))
         self._of_present.append(window)
+        self._of_plan += 1
         if self.is_settled and not self._moved_figures.duration:
             self._calm.append(self._reached())
         if self._since_hosts is not None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pipeedge.base.fields import Count, Number, Text
 from pipeedge.base.program import program_name
 from pipeedge.base.wording import count
+from pipeedge.decoding.step_limits import PlannedGroups
 from pipeedge.observe.metrics import StageStats
 from pipeedge.observe.token_figures import TextResult
 
@@ -85,6 +86,11 @@ class TextPrediction:
     """Bytes of the cache of each stage for all streams."""
     limited_by: Text
     """Description of what limits the tokens a second."""
+
+    @property
+    def planned_groups(self) -> PlannedGroups:
+        """Number of groups, and of how many texts."""
+        return PlannedGroups(self.streams, self.groups)
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,13 @@ class _RunView:
         ):
             rows += _prediction_rows(self.run.predicted, key, name, unit)
         rows += _prediction_rows(self.run.predicted, "joules_per_item", "energy an item", "J")
+        unit = "items/s" if self.run.text is None else "tokens/s"
+        as_run = self.run.as_run or {}
+        rows += _prediction_rows(as_run, "items_per_s", "throughput, hosts as fast as they were", unit)
+        rows += [
+            (f"layers on {host}, times of its profile", "1", figure(slow), f"{100 * (slow - 1):+.1f} %")
+            for host, slow in self.run.slowness.items()
+        ]
         for place, stage in enumerate(self.run.predicted_stages):
             number = round(stage.get("stage", place))
             rows += _prediction_rows(stage, "compute_s", f"stage {number}{last}, a microbatch", "s")

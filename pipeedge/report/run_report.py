@@ -15,7 +15,7 @@ from pipeedge.base.files import named_output, write_whole
 from pipeedge.base.schedule import Schedule
 from pipeedge.base.wording import count, figure, percent
 from pipeedge.observe.metrics import Latency, StageStats
-from pipeedge.observe.records import EpochRecord, ReplanRecord
+from pipeedge.observe.records import EpochRecord, HostsAsRun, ReplanRecord
 from pipeedge.observe.timeline import Timeline
 from pipeedge.observe.token_figures import TextResult
 from pipeedge.plan.prediction import (
@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # a simulation needs neither, nor torch
     from pipeedge.data.results import Accuracy
 
 __all__ = ["RunReport", "print_report", "save_body", "save_report"]
+
+
+_UNLIKE = 1.1
+"""Ratio of the times of a host and of its profile, or its inverse, from which on it is told."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class RunReport:
     """Epochs of a run that can go on after a failure, in order; empty for one that cannot."""
     replans: Sequence[ReplanRecord] = ()
     """Better plans that were found while the run went on."""
+    as_run: HostsAsRun | None = None
+    """What hosts were like, or None if they were not watched."""
     text: TextResult | None = None
     """Figures of a run that generated text, or None."""
     planned_cache_bytes: float = 0.0
@@ -120,6 +126,16 @@ class RunReport:
             return None
         return compare_text(self.prediction.text, self.text, self.planned_cache_bytes)
 
+    @property
+    def comparison_as_run(self) -> PredictedFigure | None:
+        """Items or tokens a second, with hosts as fast as they were, and as measured; None if unknown."""
+        if self.as_run is None or self.as_run.items_per_s is None:
+            return None
+        texts, whole = self.text_comparison, self.comparison
+        found = whole.steady if texts is None and whole is not None else None
+        found = found if texts is None else texts.tokens_per_s
+        return None if found is None else PredictedFigure(self.as_run.items_per_s, found.measured)
+
     def to_body(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
         accuracy = self.accuracy
@@ -144,6 +160,7 @@ class RunReport:
             "stages": [asdict(stats) for stats in self.stages],
             "skipped": list(self.skipped),
             "predicted": self._predicted(),
+            **({} if self.as_run is None else {"as_run": self._as_run_body(self.as_run)}),
             "latencies_s": _thinned(self.latencies_s),
             "series": list(self.series),
             "timeline": self.timeline.to_body() if self.timeline is not None else None,
@@ -166,6 +183,12 @@ class RunReport:
         for name, figures in () if comparison is None else comparison.figures():
             body |= figures.to_body(name)
         return body
+
+    def _as_run_body(self, as_run: HostsAsRun) -> dict[str, Any]:
+        """Return what hosts were like, and what is predicted with such hosts."""
+        comparison = self.comparison_as_run
+        rate = {} if comparison is None else comparison.to_body("items_per_s")
+        return {"slowness": dict(as_run.slowness), **rate}
 
     def _predicted(self) -> dict[str, Any]:
         """Return the predictions for the full pipeline, for the whole run, and for each stage."""
@@ -316,6 +339,7 @@ def _summary_lines(report: RunReport) -> Iterator[str]:
         yield from _comparison_lines(report.comparison, how)
     if report.text_comparison is not None and report.prediction is not None:
         yield from _text_comparison_lines(report.text_comparison, report.prediction, how)
+    yield from _as_run_lines(report)
     bottleneck = find_bottleneck(read_run(report.to_body(), "the report"))
     # The next step of a sequence waits for its last token, so few of them leave a pipeline idle.
     waits = (Part.INPUT, Part.REQUESTS) if report.text is None else ()
@@ -456,6 +480,27 @@ def _comparison_lines(comparison: Comparison, how: str) -> Iterator[str]:
         yield f"            predicted bottleneck: {comparison.bottleneck}"
     for remark in comparison.remarks:
         yield f"            {remark}"
+
+
+def _as_run_lines(report: RunReport) -> Iterator[str]:
+    """Yield what is predicted with hosts as fast as they were, if some were not as their profiles say."""
+    if report.as_run is None:
+        return
+    unlike = {
+        host: slow for host, slow in report.as_run.slowness.items() if not 1 / _UNLIKE <= slow <= _UNLIKE
+    }
+    comparison = report.comparison_as_run
+    if not unlike:
+        return
+    if comparison is not None:
+        unit = "items/s" if report.text is None else "tokens/s"
+        yield (
+            f"as run      {figure(comparison.predicted)} {unit} with hosts as fast as they were, measured "
+            f"{figure(comparison.measured)} ({percent(comparison.error or 0.0)})"
+        )
+    for number, (host, slow) in enumerate(unlike.items()):
+        head = "" if number or comparison is not None else "as run"
+        yield f"{head:<12}layers on {host} took {figure(slow)} times as long as its profile says"
 
 
 def _text_comparison_lines(comparison: TextComparison, prediction: Prediction, how: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeedge.observe.timeline import LaneId, LaneKind, ThreadState, Timeline, lane_of_epoch
@@ -175,6 +175,10 @@ class SavedRun:
     epochs: tuple[SavedEpoch, ...] = ()
     """Epochs, in order; empty for a run that cannot go on after a failure."""
     replans: tuple[SavedReplan, ...] = ()
+    as_run: Mapping[str, float] | None = None
+    """Throughput with hosts as fast as they were, by the names of the report; None if that is not known."""
+    slowness: Mapping[str, float] = field(default_factory=dict)
+    """Time that the layers of each host took, as a multiple of what its profile says."""
     text: Mapping[str, float] | None = None
     """Figures of a run that generated text, such as ``decode_tokens_per_s`` and ``first_token_s_p50``."""
 
@@ -207,7 +211,7 @@ def read_run(body: Any, name: str) -> SavedRun:
     root = Value(body, name)
     timeline = _timeline(root)
     predicted = root.find("predicted")
-    simulated = root.find("simulated")
+    simulated, as_run = root.find("simulated"), root.find("as_run")
     return SavedRun(
         name=name,
         model=root.at("model").text(),
@@ -233,6 +237,8 @@ def read_run(body: Any, name: str) -> SavedRun:
         feed_s=_feed_seconds(timeline),
         epochs=_epochs(_list(root, "epochs"), timeline),
         replans=tuple(_replan(entry) for entry in _list(root, "replans")),
+        as_run=None if as_run is None else _numbers(as_run),
+        slowness={} if as_run is None else _numbers(as_run.at("slowness")),
         text=_text_figures(root.find("text")),
     )
 

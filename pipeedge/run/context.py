@@ -25,7 +25,7 @@ from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
 from pipeedge.observe.metrics import StageWork
 from pipeedge.observe.monitoring import Exporter
-from pipeedge.observe.records import ReplanRecord
+from pipeedge.observe.records import HostsAsRun, ReplanRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
@@ -151,6 +151,16 @@ class Program:
     """Starts the threads that do the work."""
 
 
+@dataclass
+class Watched:
+    """What rank 0 has found by watching the run."""
+
+    replans: list[ReplanRecord] = field(default_factory=list)
+    """Better plans."""
+    as_run: HostsAsRun | None = None
+    """What hosts were like; None as long as nothing is known."""
+
+
 @dataclass(frozen=True)
 class RankContext:
     """One rank of one run, from the beginning to the end, whatever its part in the plan."""
@@ -163,8 +173,8 @@ class RankContext:
     """Threads that do not belong to an epoch."""
     activity: Activity = field(default_factory=Activity)
     display_feed: DisplayFeed = field(default_factory=DisplayFeed)
-    replans: list[ReplanRecord] = field(default_factory=list)
-    """Better plans that rank 0 has found."""
+    watched: Watched = field(default_factory=Watched)
+    """What rank 0 has found by watching the run."""
 
     @property
     def rank(self) -> int:

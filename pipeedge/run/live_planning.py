@@ -114,6 +114,7 @@ class RunWatcher:
                 search, planning = self._planning(plan, why)
             if window is not None and plan is not None:
                 self._decide(planning, search, window, plan, seen)
+                self._context.watched.as_run = planning.as_run()
                 if planning.is_settled:
                     self._decider.as_measured = self._as_measured(planning, search, plan.max_tokens)
                     if self._shown is not None:
@@ -170,7 +171,7 @@ class RunWatcher:
         elif proposal.stages not in self._proposed:
             self._proposed.add(proposal.stages)
             self._context.warn(f"{describe_proposal(proposal, planned)}; the run keeps its schedule")
-            self._context.replans.append(self._record(proposal, planned))
+            self._context.watched.replans.append(self._record(proposal, planned))
 
     def _as_measured(
         self, planning: LivePlanning, search: LiveSearch, tokens: int | None
@@ -198,7 +199,7 @@ class RunWatcher:
             record = replace(record, outcome=outcome.why)
             if self._session.snapshot() is not None:
                 self._context.warn(f"the run keeps its schedule: {outcome.why}")
-        self._context.replans.append(record)
+        self._context.watched.replans.append(record)
 
     def _note_gain(self, planning: LivePlanning) -> None:
         """Say and record what the latest change has brought, once that is known."""
@@ -207,9 +208,13 @@ class RunWatcher:
             return
         self._context.warn(f"the change has brought {gain.measured:+.0%} (predicted: {gain.predicted:+.0%})")
         latest = max(
-            number for number, record in enumerate(self._context.replans) if record.microbatch is not None
+            number
+            for number, record in enumerate(self._context.watched.replans)
+            if record.microbatch is not None
         )
-        self._context.replans[latest] = replace(self._context.replans[latest], measured_gain=gain.measured)
+        self._context.watched.replans[latest] = replace(
+            self._context.watched.replans[latest], measured_gain=gain.measured
+        )
 
     def _record(self, proposal: Proposal, planned: PlannedSchedule) -> ReplanRecord:
         now_s = self._session.member.hub_clock(time.perf_counter())

@@ -210,7 +210,6 @@ def begin_text(
         is_change: Whether the plan takes over from one that runs.
     """
     from pipeedge.data.step_queue import StepQueue  # only the data rank needs it
-    from pipeedge.decoding.step_limits import PlannedGroups
 
     queue = data.source
     if not isinstance(queue, StepQueue):
@@ -220,7 +219,7 @@ def begin_text(
     places = 0 if alone else len(stages)
     exact = not any(map(plan.compresses, range(len(stages))))
     text = None if plan.prediction is None else plan.prediction.text
-    planned = None if text is None else PlannedGroups(text.streams, text.groups)
+    planned = None if text is None else text.planned_groups
     about = plan.step_bounds, places, model.window, plan.cache_owners
     if is_change:
         queue.change(*about, exact=exact, planned=planned)

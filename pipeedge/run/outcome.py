@@ -92,7 +92,8 @@ def make_recording(epoch: EpochContext, member: HubClient, parts: Composition) -
         links=tuple(part.link.record(hub_clock) for part in parts.all),
         decided=stage.decided(hub_clock) if stage is not None else (),
         energy=parts.monitor.use(),
-        replans=tuple(epoch.rank.replans),
+        replans=tuple(epoch.rank.watched.replans),
+        as_run=epoch.rank.watched.as_run,
         epoch=epoch.number,
     )
 

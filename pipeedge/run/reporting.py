@@ -79,6 +79,7 @@ def make_report(
         text=_text_result(context, plan, data),
         planned_cache_bytes=_planned_cache_bytes(context, plan),
         replans=tuple(replace(one, at_s=one.at_s - began_s) for each in found.latest for one in each.replans),
+        as_run=next((each.as_run for each in found.latest if each.as_run is not None), None),
     )
 
 

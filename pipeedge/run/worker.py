@@ -262,6 +262,7 @@ class StageLoop:
         self.lane = lane or Lane(LaneId.stage(0), STAGE, time.perf_counter)
         self.compute_cpu_seconds = Tally()
         """Processor seconds of this thread while it computed."""
+        self._latest_cpu_s = self._counted_cpu_s = 0.0
         self._steps = steps
         self._incoming = incoming
         self._outgoing = outgoing
@@ -304,6 +305,7 @@ class StageLoop:
                 raise failure from error
             self._activity.computed(self.lane.enter(ThreadState.WAIT_LINK) - started)
             counts = self._steps.counts()
+            self._counted_cpu_s += self._latest_cpu_s if counts else 0.0
             size = self._outgoing.send(packet, counts=counts)
             self.lane.finish(packet.number, packet.items, size, self._steps.bits(), came, counts=counts)
         self.ended.set()
@@ -332,6 +334,7 @@ class StageLoop:
             link_items=crossed.count,
             link_s=crossed.total,
             finished_s=sum(seconds.values()),
+            cpu_s=self._counted_cpu_s,
         )
 
     def _step(self, packet: Packet) -> Packet:
@@ -340,7 +343,8 @@ class StageLoop:
             self.lane.enter(ThreadState.COMPUTE)
         cpu_started = self._cpu_clock()
         packet = self._steps.compute(packet)
-        self.compute_cpu_seconds.add(self._cpu_clock() - cpu_started)
+        self._latest_cpu_s = self._cpu_clock() - cpu_started
+        self.compute_cpu_seconds.add(self._latest_cpu_s)
         if self._steps.encode is not None:
             self.lane.enter(ThreadState.ENCODE)
             packet = self._steps.encode(packet)

@@ -329,14 +329,16 @@ def _play(
     """Return the steps of a run, and its epochs."""
     one, data_host = load.lengths, names[data_rank]
 
-    def limits(schedule: Schedule) -> StepLimits:
-        return load.limits([names[stage.rank] for stage in schedule.stages], data_host)
+    def limits(planned: PlannedSchedule) -> StepLimits:
+        found = load.limits([names[stage.rank] for stage in planned.schedule.stages], data_host)
+        text = None if planned.prediction is None else planned.prediction.text
+        return found if text is None else replace(found, planned=text.planned_groups)
 
     planned = recoveries.planned
     record, held = EpochRecord(1, planned.schedule, 0.0), Held()
     owners = _owners(record, held, recovery)
     cache = load.cache(owners)
-    scheduler = StepScheduler(limits(planned.schedule), cache)
+    scheduler = StepScheduler(limits(planned), cache)
     for text in range(one.texts):
         scheduler.add(text, [text] * one.prompt, one.answer)
     trial = StepTrial(scheduler.limits, cache) if one.texts > 1 else None
@@ -367,7 +369,7 @@ def _play(
         planned = recoveries.planned
         after = _owners(record, held, recovery, owners, cache)
         lost_layers, cache = after.lost_since(owners), load.cache(after)
-        steps.resume(record.started_s, limits(planned.schedule), cache, lost_layers)
+        steps.resume(record.started_s, limits(planned), cache, lost_layers)
         owners = after
 
 

@@ -19,6 +19,7 @@ from pipeedge.observe.records import ReplanRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.config import RunRequest
+from pipeedge.run.context import Watched
 from pipeedge.run.live_planning import RunWatcher
 
 SWITCHED = Switched(2, 77, 1.5)
@@ -48,7 +49,7 @@ class WatchedRun:
         self.request, self.first, self.plan, self.outcome = request, planned.schedule, plan, outcome
         self.clock = Clock()
         self.lines: list[str] = []
-        self.replans: list[ReplanRecord] = []
+        self.watched = Watched()
         self.shown = PipelineState()
         self._model, self._seconds, self._epoch = model, seconds, 1
         self.decider: Any = SimpleNamespace(
@@ -56,10 +57,15 @@ class WatchedRun:
         )
         self._begin()
 
+    @property
+    def replans(self) -> list[ReplanRecord]:
+        """Better plans that were found."""
+        return self.watched.replans
+
     def watch(self) -> None:
         """Let rank 0 watch the run to its end."""
         context: Any = SimpleNamespace(
-            request=self.request, model=self._model, warn=self.lines.append, replans=self.replans
+            request=self.request, model=self._model, warn=self.lines.append, watched=self.watched
         )
         session: Any = SimpleNamespace(
             snapshot=self._snapshot, member=SimpleNamespace(hub_clock=lambda at: self.clock.now)

@@ -13,7 +13,7 @@ from effort import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeedge.base.errors import InputError
@@ -52,6 +52,16 @@ def sentencepiece_like() -> Vocabulary:
     )
     backend = PreTrainedTokenizerFast(tokenizer_object=inner, additional_special_tokens=words[:2])
     return Vocabulary(backend, Path("tokenizer.json"), "llama2", len(vocab) + 3)
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_is_one_line() -> None:
+    inner = Tokenizer(models.WordLevel({"known": 0}))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend = PreTrainedTokenizerFast(tokenizer_object=inner)
+    vocabulary = Vocabulary(backend, Path("tokenizer.json"), "small", 1)
+    assert vocabulary.encode("known") == [0]
+    with pytest.raises(InputError, match=r"^tokenizer\.json does not encode strange: .*UNK"):
+        vocabulary.encode("strange")
 
 
 KINDS = {"byte-level": puzzles(), "sentencepiece": sentencepiece_like()}

@@ -153,6 +153,10 @@ def test_conditions_are_what_explains_the_measurements() -> None:
     assert found.hosts == pytest.approx({"h0": 1.0, "h1": 2.0, "h2": 0.5})
     assert found.links == pytest.approx({("h0", "h1"): 2.0})
     assert found.common == 1.0
+    # ... unless the thread that computes has had a processor for longer than the layers should take.
+    for cpu_s, slow in ((0.009, 1.0), (0.0105, 1.05), (0.2, 1.1)):
+        busy = [StageFigures(0.011, 0.08, cpu_s), *figures[1:]]
+        assert measured(costs, busy, "h0").hosts["h0"] == pytest.approx(slow)
     shorter = [StageFigures(0.3 * one.compute_s) for one in figures]
     assert measured(costs, shorter, "h0", varying=True).common == pytest.approx(0.33)
 
@@ -247,6 +251,31 @@ def planning_of(problem: Problem) -> LivePlanning:
     return LivePlanning(
         lambda conditions, hosts, _: best_placing(problem, conditions, sorted(hosts)), costs_of(problem)
     )
+
+
+def test_what_hosts_were_like_is_known_of_the_present_plan() -> None:
+    problem = problem_of(2, 12)
+    stages = best_placing(problem, Conditions(), ["h0", "h1"])
+    planning, hosts = planning_of(problem), frozenset(problem.hosts)
+    assert planning.as_run() is None
+    for slow in (1.0, 2.0):
+        planning.take(window_of(problem, stages, slow), stages, hosts, None)
+    found = planning.as_run()
+    assert found is not None
+    assert found.slowness == pytest.approx({stages[0].host: 1.5, stages[1].host: 1.0})
+    costs = costs_of(problem)
+    rates = [
+        costs([stages], stages, [Conditions({stages[0].host: slow})])[0].moments[0].items_per_s
+        for slow in (1.0, 2.0)
+    ]
+    assert found.items_per_s == pytest.approx(sum(rates) / 2)
+    # With another plan, all begins anew.
+    turned = best_placing(problem, Conditions({"h0": 3.0}), ["h0", "h1"])
+    assert turned != stages
+    planning.take(window_of(problem, turned, 3.0), turned, hosts, None)
+    anew = planning.as_run()
+    assert anew is not None
+    assert anew.slowness == pytest.approx({turned[0].host: 3.0, turned[1].host: 1.0})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pipeedge.base.files import check_writable
 from pipeedge.base.schedule import Schedule
 from pipeedge.data.results import Accuracy
 from pipeedge.observe.metrics import Latency, StageStats
-from pipeedge.observe.records import ReplanRecord
+from pipeedge.observe.records import HostsAsRun, ReplanRecord
 from pipeedge.plan.prediction import Prediction, StagePrediction
 from pipeedge.report.render import render_run
 from pipeedge.report.run_report import RunReport, print_report, save_report
@@ -206,6 +206,34 @@ def test_better_plans_are_shown_with_their_gains() -> None:
     assert (first["outcome"], first["microbatch"], first["seconds"]) == ("switched", 7, 1.5)
     assert (second["outcome"], second["measured_gain_percent"]) == ("reported", None)
     assert [stage["rank"] for stage in second["schedule"]] == [0, 3, 2]
+
+
+def test_a_prediction_for_hosts_as_they_were_is_told_if_some_were_unlike_their_profile() -> None:
+    found = report(
+        prediction=promise(6.0),
+        steady_items_per_s=3.8,
+        as_run=HostsAsRun({"pi-1": 1.5, "pi-2": 1.05, "pi-3": 0.8}, 4.0),
+    )
+    text = printed(found)
+    lines = [line.strip() for line in text[text.index("as run") :].splitlines()[:3]]
+    assert lines == [
+        "as run      4 items/s with hosts as fast as they were, measured 3.8 (-5.0%)",
+        "layers on pi-1 took 1.5 times as long as its profile says",
+        "layers on pi-3 took 0.8 times as long as its profile says",
+    ]
+    body = json.loads(json.dumps(found.to_body()))["as_run"]
+    assert body["slowness"] == {"pi-1": 1.5, "pi-2": 1.05, "pi-3": 0.8}
+    assert (body["items_per_s"], body["items_per_s_measured"]) == (4.0, 3.8)
+    assert body["items_per_s_error_percent"] == pytest.approx(-5)
+    page = render_run(read_run(found.to_body(), "r.json"))
+    assert "hosts as fast as they were" in page
+    assert "layers on pi-1" in page
+    alike = report(prediction=promise(6.0), as_run=HostsAsRun({"pi-1": 1.05}, 5.8))
+    assert "as run" not in printed(alike)
+    # Without a throughput, hosts are told all the same.
+    unknown = printed(report(as_run=HostsAsRun({"pi-1": 1.5}, None)))
+    assert "as run      layers on pi-1 took 1.5 times as long as its profile says" in unknown
+    assert "as_run" not in report().to_body()
 
 
 def test_table_shows_the_main_figures() -> None:
