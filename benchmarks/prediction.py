@@ -24,9 +24,6 @@ stages take turns, while the other core is idle, and for several while it writes
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
 bed with quotas, also with narrow links. Needs root.
 
-``--decoder --distant`` runs three ranks, one text at a time, on hosts with round trips of 10 ms, which the
-doctor measures. Needs root.
-
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.
 """
@@ -36,7 +33,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import random
@@ -57,7 +53,6 @@ import torch
 import yaml
 from beds import Kind, Workload, raised, steady_items_per_s
 from decoder_failover import write_larger
-from distant_hosts import distant_hosts
 from random_decoders import SHAPES, write_directory
 from rich.console import Console
 from rich.table import Table
@@ -89,8 +84,6 @@ DECODER_QUOTAS = {
     "2 x 0.5, 2 x 0.25": (Kind("host", 2, 0.5, 1000), Kind("other", 2, 0.25, 1000)),
     "4 x 0.4, 5 Mbps": (Kind("host", 4, 0.4, 5),),
 }
-ROUND_TRIP_S = 0.01
-"""Seconds of a round trip between distant hosts."""
 QUOTA_TOKENS = 250
 """Tokens of each text."""
 QUOTA_ITERATIONS = 5
@@ -462,47 +455,22 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
 
-def force_cut(
-    model: Path, directory: Path, streams: int, part: float = 0.6, host: str = "core0", other: str = "core1"
-) -> None:
-    """Leave hosts with memory for a part of the layers, besides the head.
-
-    Args:
-        model: Directory of the model.
-        directory: Directory of the scheduler's files.
-        streams: Number of texts at a time.
-        part: Part of the layers.
-        host: Type of the host of the data rank, to which the head's memory is added.
-        other: Type of the others.
-    """
+def force_cut(model: Path, directory: Path, streams: int) -> None:
+    """Leave both hosts with memory for about half of the layers, besides the head."""
     kinds = read(directory / "kinds.yml")
-    one = kinds[host]["model_profiles"][str(model)][0]
+    one = kinds["core0"]["model_profiles"][str(model)][0]
     context = -(-(DECODER_PROMPT + DECODER_ANSWERS[streams]) // 32) * 32
     cache = streams * context * sum(one["steps"]["cache_bytes"]) / 2**20
     weights = sum(one.get("weights_MB") or read(directory / "models.yml")[str(model)]["mem_MB"])
-    kinds[other]["mem_MB"] = part * (weights + cache) + 20
-    kinds[host]["mem_MB"] = kinds[other]["mem_MB"] + one["steps"]["ends"]["mem_MB"]
+    kinds["core1"]["mem_MB"] = 0.6 * (weights + cache) + 20
+    kinds["core0"]["mem_MB"] = kinds["core1"]["mem_MB"] + one["steps"]["ends"]["mem_MB"]
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
 
 
 def run_decoder(
-    model: Path,
-    dtype: str,
-    streams: int,
-    directory: Path,
-    prefixes: Sequence[Sequence[str]],
-    options: Sequence[str],
+    model: Path, dtype: str, streams: int, directory: Path, cores: Cores, port: int
 ) -> dict[str, Any]:
-    """Run ranks with the scheduler's cut; return the report.
-
-    Args:
-        model: Directory of the model.
-        dtype: Number type.
-        streams: Number of texts at a time.
-        directory: Directory of the scheduler's files.
-        prefixes: Words in front of the command of each rank.
-        options: Further options of all ranks.
-    """
+    """Run two ranks with the scheduler's cut; return the report."""
     chance = random.Random(streams)
     rows = [
         {
@@ -510,22 +478,18 @@ def run_decoder(
             "max_tokens": DECODER_ANSWERS[streams],
             "ignore_eos": True,
         }
-        for _ in range(2 if streams == 1 else streams)
+        for _ in range(2 * streams if streams == 1 else streams)
     ]
     (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", *options]
+    common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", "--port", str(port)]
     own = ["-sm", "models.yml", "-sdt", "kinds.yml", "-sd", "devices.yml", "--speculate", "0"]
     own += ["--context", str(DECODER_PROMPT + DECODER_ANSWERS[streams])]
-    if (directory / "neighbors.yml").exists():
-        own += ["--dev-neighbors-file", "neighbors.yml"]
     own += ["--input", "prompts.jsonl", "--output", "answers.jsonl", "--report", "report.json"]
     script = [sys.executable, str(ROOT / "runtime.py")]
     wait(
         [
-            start(
-                [*prefix, *script, str(rank), str(len(prefixes)), *common, *(() if rank else own)], directory
-            )
-            for rank, prefix in enumerate(prefixes)
+            start([*cores.pinned(rank), *script, str(rank), "2", *common, *options], directory)
+            for rank, options in enumerate((own, []))
         ]
     )
     return dict(json.loads((directory / "report.json").read_text()))
@@ -557,9 +521,8 @@ def measure_decoder(
                     profile_decoder(model, arguments.dtype, work, cores, busy=streams > 1)
                 else:
                     force_cut(model, work, streams)
-                pinned = [cores.pinned(core) for core in range(2)]
-                port = ["--port", str(arguments.port + 4 * repetition + number)]
-                report = run_decoder(model, arguments.dtype, streams, work, pinned, port)
+                port = arguments.port + 4 * repetition + number
+                report = run_decoder(model, arguments.dtype, streams, work, cores, port)
                 cut = "forced" if forced else "chosen"
                 add_pairs(found, (streams, cut), report)
         for (streams, cut, key), pairs in found.items():
@@ -592,77 +555,20 @@ def add_pairs(
         found.setdefault((*what, "tokens_per_s as run"), []).append(pair)
 
 
-def measure_decoder_distant(
-    shape: str, cores: Cores, arguments: argparse.Namespace, table: Table, directory: Path
-) -> float:
-    """Compare a decoder, one text at a time, on three distant hosts; return the worst error by medians."""
-    model = write_model(shape, Path(arguments.models or directory))
-    found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
-    with distant_hosts(3, ROUND_TRIP_S / 2) as hosts:
-        names = list(hosts.names)
-        # The text is at one host at a time, so that two may have one core.
-        prefixes = [hosts.command(name, [*cores.pinned(number % 2)]) for number, name in enumerate(names)]
-        for repetition in range(arguments.repetitions):
-            work = directory / f"distant{repetition}"
-            profile_decoder(model, arguments.dtype, work, cores, busy=False)
-            devices = {"core0": [names[0], names[2]], "core1": [names[1]]}
-            (work / "devices.yml").write_text(yaml.safe_dump(devices))
-            force_cut(model, work, 1, part=0.4)
-            options = ["--addr", names[0], "-H", ",".join(names)]
-            doctors = ["-m", str(model), *options, "--prompt", "w100", "-c", "tcp", "--timeout", "60"]
-            doctors += ["-pt", even_cuts(read(work / "models.yml")[str(model)]["layers"], 3)]
-            doctor = [sys.executable, "-m", "pipeedge", "doctor"]
-            wait(
-                [
-                    start(
-                        [
-                            *prefix,
-                            *doctor,
-                            str(rank),
-                            "3",
-                            *doctors,
-                            *(() if rank else ("--neighbors-file", "neighbors.yml")),
-                        ],
-                        work,
-                    )
-                    for rank, prefix in enumerate(prefixes)
-                ]
-            )
-            add_pairs(
-                found,
-                (1, f"{1e3 * ROUND_TRIP_S:g} ms"),
-                run_decoder(model, arguments.dtype, 1, work, prefixes, options),
-            )
-    return max(
-        add_figure(table, (shape, str(streams), cut, key), pairs)
-        for (streams, cut, key), pairs in found.items()
-    )
-
-
-def even_cuts(layers: int, stages: int) -> str:
-    """Return the option ``-pt`` of stages that are about equally long."""
-    ends = [layers * stage // stages for stage in range(stages + 1)]
-    return ",".join(f"{first + 1},{last}" for first, last in itertools.pairwise(ends))
-
-
 def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
     """Compare a decoder on four hosts with quotas; return the worst error of its figures, by medians."""
     worst = 0.0
     model = write_larger(directory / "larger")
     options = ("--speculate", "0", "--context", str(QUOTA_TOKENS + 32))
-    for title, kinds in DECODER_QUOTAS.items():
-        found: dict[str, list[tuple[float, float]]] = {}
+    for number, (title, kinds) in enumerate(DECODER_QUOTAS.items()):
+        found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
-            with raised(f"prediction{os.getpid()}", kinds, directory / f"{len(kinds)}-{repetition}") as bed:
+            with raised(f"prediction{os.getpid()}", kinds, directory / f"{number}-{repetition}") as bed:
                 decoder_replan.profile(bed, model)
-                run = decoder_replan.Run(bed, model, "run", QUOTA_TOKENS, "off", more=options)
-                predicted = run.finish()[0]["predicted"]
-            for key in ("tokens_per_s", "between_tokens_s", "cache_bytes"):
-                if f"{key}_measured" in predicted:
-                    found.setdefault(key, []).append((predicted[key], predicted[f"{key}_measured"]))
-        for key, pairs in found.items():
-            labels = (title, str(decoder_replan.STREAMS), "", key)
-            worst = max(worst, add_figure(table, labels, pairs))
+                run = decoder_replan.Run(bed, model, "run", QUOTA_TOKENS, "only-report", more=options)
+                add_pairs(found, (decoder_replan.STREAMS, ""), run.finish()[0])
+        for (streams, cut, key), pairs in found.items():
+            worst = max(worst, add_figure(table, (title, str(streams), cut, key), pairs))
     return worst
 
 
@@ -762,9 +668,6 @@ def main() -> int:
     parser.add_argument(
         "--decoder", action="store_true", help="run a decoder with several numbers of streams"
     )
-    parser.add_argument(
-        "--distant", action="store_true", help="run --decoder on three distant hosts; needs root"
-    )
     parser.add_argument("--dtype", default="bfloat16", help="number type of --decoder (bfloat16)")
     parser.add_argument(
         "--models", metavar="DIR", help="where --decoder keeps its weights (a temporary place)"
@@ -785,11 +688,6 @@ def main() -> int:
         if arguments.quotas:
             with tempfile.TemporaryDirectory() as text:
                 worst = measure_decoder_quotas(arguments, table, Path(text))
-        elif arguments.distant:
-            with tempfile.TemporaryDirectory() as text:
-                worst = max(
-                    measure_decoder_distant(shape, cores, arguments, table, Path(text)) for shape in shapes
-                )
         else:
             worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
         console.print(table)
