@@ -139,7 +139,8 @@ def test_one_command_writes_all_that_the_scheduler_needs(here: Path) -> None:
 def test_one_command_makes_all_profiles_of_a_joint_plan(here: Path) -> None:
     several = ("-b", "1,4", "--dtype", "float32,int8", "--agreement", 40)
     told = profiled(*DIGITS, *several, "-dt", "board", "--bw-Mbps", 100)
-    assert told[0].startswith("measuring    4 profiles, ")
+    # Processors without instructions for int8 have a line before.
+    assert any(line.startswith("measuring    4 profiles, ") for line in told[:2])
     files = [f"profiler_results-{size}-{dtype}.yml" for dtype in ("float32", "int8") for size in (1, 4)]
     assert sorted(path.name for path in here.glob("profiler_results*")) == sorted(files)
     profiles = spec_files.load_device_types("device_types.yml")["board"].profiles["vit-digits"]
