@@ -69,7 +69,8 @@ def review(
         model: Model of rank 0.
         facts: Facts that each rank reports about itself.
     """
-    found = check_agreement(disagreements(facts), unlikeness(facts), request.world.size)
+    stated = {rank: told for rank, told in facts.items() if "items" in told}  # the others lack the model
+    found = check_agreement(disagreements(stated), unlikeness(stated), len(facts) if stated == facts else 1)
     files = None
     try:
         files = _read_files(request.schedule)
@@ -110,8 +111,11 @@ def _plan(
     facts: Mapping[int, Mapping[str, Any]],
     found: list[Finding],
 ) -> Plan | None:
-    with decoding("what the data rank says of its input"):
-        data: InputFacts = convert(facts[request.schedule.data_rank], InputFacts)
+    told = facts[request.schedule.data_rank]
+    data = InputFacts(None, 0, None, None)
+    if "items" in told:
+        with decoding("what the data rank says of its input"):
+            data = convert(told, InputFacts)
     planned = plan_schedule(request, model, data.sizes)
     found.extend(warning("schedule", note) for note in planned.notes)
     found.extend(ok("schedule", line) for line in planned.schedule.lines())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeedge.base.errors import PipeEdgeError, WeightsError, one_line
 from pipeedge.base.files import OutputFile
 from pipeedge.base.program import program_name
 from pipeedge.base.text_lengths import InputSizes, TextLengths
-from pipeedge.base.wording import count
+from pipeedge.base.wording import count, figure
 from pipeedge.doctor.findings import ok
 from pipeedge.doctor.notes import FindingLog
 from pipeedge.doctor.probe import Probe
@@ -86,16 +87,7 @@ def _model_facts(
 
     weights, weights_error = None, None
     try:
-        if request.model.weights is None and not model.has_weights:
-            fetch = program_name("save_model_weights.py")
-            raise WeightsError(
-                f"the weights of {model.name} are not on this machine; {fetch} fetches them, or a run does"
-            )
-        weights = model.fingerprint(request.model.weights)
-        if isinstance(model, DecoderModel):
-            model.check_sizes(request.model.weights)
-        else:
-            model.check_weights(request.model.weights, _likely_dtype(request))
+        weights = _checked_weights(model, request.model.weights, _likely_dtype(request))
         notes.add_own(ok("weights", f"{request.model.weights or model.weights_path()}"))
     except PipeEdgeError as error:
         weights_error = one_line(error)  # a problem where the rank has a stage: rank 0 will know
@@ -114,6 +106,32 @@ def _model_facts(
         pixels=None if source is None else source.pixels,
     )
     return {**facts, "weights_error": weights_error}
+
+
+def _checked_weights(model: Model | DecoderModel, file: Path | None, dtype: torch.dtype) -> str:
+    """Check weights without fetching them. Return their fingerprint.
+
+    Args:
+        model: Their model.
+        file: File of the weights, or None for the model's own.
+        dtype: Number type that an encoder will load.
+
+    Raises:
+        WeightsError: They are missing, damaged, or of another model.
+    """
+    from pipeedge.models.decoder import DecoderModel
+
+    if file is None and not model.has_weights:
+        fetch = program_name("save_model_weights.py")
+        raise WeightsError(
+            f"the weights of {model.name} are not on this machine; {fetch} fetches them, or a run does"
+        )
+    fingerprint = model.fingerprint(file)
+    if isinstance(model, DecoderModel):
+        model.check_sizes(file)
+    else:
+        model.check_weights(file, dtype)
+    return fingerprint
 
 
 def _check_metrics(request: RunRequest, notes: FindingLog) -> None:
@@ -184,12 +202,13 @@ def _look_at_text_end(
         maker = TextMaker.open(request, model)
         if maker.draft is not None:
             memory = DraftMemory.of(maker.draft, maker.prompts.context)
+            _checked_weights(maker.draft, None, memory.dtype)
             end = replace(end, draft_bytes=memory.weights_bytes + memory.cache_bytes)
             notes.add_own(
                 ok(
                     "draft",
-                    f"{maker.draft.name} needs {memory.weights_bytes / 2**20:,.0f} MB on this rank, and up "
-                    f"to {memory.cache_bytes / 2**20:,.0f} MB of cache",
+                    f"{maker.draft.name} needs {figure(memory.weights_bytes / 2**20)} MB on this rank, and "
+                    f"up to {figure(memory.cache_bytes / 2**20)} MB of cache",
                 )
             )
         prompts = open_prompts(request, model, maker).prompts

@@ -158,6 +158,26 @@ def test_drafts_and_standbys_of_decoders_need_memory() -> None:
     only_problem(cache, "cache", "the cache of rank 0 needs")
 
 
+def test_a_draft_without_weights_or_with_damaged_ones_is_found(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(find_decoder("llama-puzzles").weights_path().parent, draft)
+    weights = next(draft.glob("*.safetensors"))
+    options = (0, 1, "-m", "llama-puzzles", "--prompt", "Spell a.", "--draft", draft)
+
+    def examined() -> Examined:
+        return examine_all(options)[0]
+
+    assert examined().status == 0
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    damaged = examined()
+    only_problem(damaged, "input", weights.name)
+    weights.unlink()
+    missing = examined()
+    only_problem(missing, "input", "draft")
+    assert (damaged.status, missing.status) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("check", "options", "probe", "said"),
     [
@@ -302,6 +322,14 @@ def test_fault_different_model(tmp_path: Path) -> None:
     for examined in (first, second):
         problems = examined.found("problem", "agreement")
         assert any("disagree on the configuration of the model" in line for line in problems)
+        assert examined.status == 2
+
+
+def test_fault_a_data_rank_without_the_model(tmp_path: Path) -> None:
+    """Rank 0 plans without what the data rank would have said of its input, and reports nothing beside."""
+    first, second = examine_all((0, 2, "-D", 1), (1, 2, "-D", 1, "-m", tmp_path / "nowhere"))
+    for examined in (first, second):
+        only_problem(examined, "model", "nowhere")
         assert examined.status == 2
 
 
