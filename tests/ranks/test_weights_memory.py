@@ -92,8 +92,16 @@ from pipeedge.models import find_model
 from pipeedge.base.schedule import LayerRange
 
 def resident():
-    lines = open("/proc/self/status").read().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    # Its own memory and the pages of the file, but no pages of libraries, which come as code runs
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    bytes_, counts = 1024 * int(status["RssAnon"].split()[0]), False
+    for line in open("/proc/self/smaps"):
+        name, *values = line.split()
+        if not name.endswith(":"):
+            counts = line.rstrip().endswith(".safetensors")
+        elif counts and name == "Rss:":
+            bytes_ += 1024 * int(values[0])
+    return bytes_
 
 model = find_model(sys.argv[1])
 layers, dtype = LayerRange(0, 1), getattr(torch, sys.argv[2])
