@@ -8,8 +8,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
-from pipeedge.base.errors import EXIT_FAULT, EXIT_OK, EXIT_PEER, PipeEdgeError, exit_code, one_line
+from pipeedge.base.errors import (
+    EXIT_FAULT,
+    EXIT_OK,
+    EXIT_PEER,
+    PipeEdgeError,
+    RequestError,
+    exit_code,
+    one_line,
+)
 from pipeedge.base.interrupt import INTERRUPTED, raise_interrupts
 from pipeedge.base.streams import open_standard_streams, say
 
@@ -32,6 +41,7 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
     open_standard_streams()
     try:
         raise_interrupts()
+        _check_directory()
         main()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else EXIT_OK
@@ -47,6 +57,18 @@ def guard(program: str, main: Callable[[], None], *, verbose: bool) -> int:
         say(program, line)
         return exit_code(error)
     return 0
+
+
+def _check_directory() -> None:
+    """Check that the working directory exists: torch cannot be loaded without one.
+
+    Raises:
+        RequestError: It has been removed.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise RequestError("the directory in which this was started is gone: cd to another one") from None
 
 
 def end_with(launcher: int) -> None:

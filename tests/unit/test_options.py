@@ -414,3 +414,16 @@ def test_the_level_of_the_log_is_one_of_four() -> None:
     assert (log_level({}), log_level({"PIPEEDGE_LOG": "DEBUG"})) == ("warning", "debug")
     with pytest.raises(RequestError, match=r"PIPEEDGE_LOG='loud' is no level: use one of error, warning"):
         log_level({"PIPEEDGE_LOG": "loud"})
+
+
+def test_a_directory_that_is_gone_is_a_wrong_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert guard("p", lambda: pytest.fail("it began"), verbose=False) == 2
+    assert (
+        capsys.readouterr().err == "p: the directory in which this was started is gone: cd to another one\n"
+    )
