@@ -2,8 +2,9 @@
 
     window of a run ──measured──> Conditions ──to_body──> sched-pipeline, which plans and evaluates under them
 
-A host's *slowness* is the time that its layers take, as a multiple of what its profile says; a link's is the
-same for its time a byte. Layers that a host has not run yet scale with those that it has.
+A host's *slowness* is the time that its layers take, and the data rank's own work, as a multiple of what its
+profile says; a link's is the same for its time a byte. Layers that a host has not run yet scale with those
+that it has.
 """
 
 from __future__ import annotations
@@ -98,11 +99,12 @@ def measured(
     for stage, figure in zip(stages, figures, strict=True):
         if stage.layers_s > 0:
             whole_s = figure.compute_s * size
-            seconds = _without(stage.data_s, whole_s, stage.layers_s)
+            slowness = _slowness(whole_s, stage.layers_s, stage.data_s)
             if stage.data_s > 0:
                 # Its thread has the processor for itself as long as that counts.
-                seconds = max(seconds, min(figure.cpu_s * size, whole_s) - stage.receive_s)
-            hosts[stage.host] = seconds / stage.layers_s
+                least_s = min(figure.cpu_s * size, whole_s) - stage.receive_s
+                slowness = max(slowness, least_s / stage.layers_s)
+            hosts[stage.host] = slowness
     common = sorted(hosts.values())[(len(hosts) - 1) // 2] if varying and len(hosts) > 1 else 1.0
     slowest_s = size * max(max(figure.compute_s, figure.link_s or 0.0) for figure in figures)
     links = {}
@@ -114,6 +116,12 @@ def measured(
     return Conditions(hosts, links, common)
 
 
-def _without(own_s: float, seconds: float, promised: float) -> float:
-    """Return the seconds of the layers alone, where the data rank's own work may have delayed them."""
-    return min(seconds, max(promised, seconds - own_s))
+def _slowness(seconds: float, layers_s: float, own_s: float) -> float:
+    """Return the slowness of a host whose layers the data rank's own work may have delayed, or not.
+
+    Args:
+        seconds: Measured time of its layers.
+        layers_s: Promised time of its layers.
+        own_s: Promised time of the data rank's own work there, or 0.
+    """
+    return min(seconds / layers_s, max(1.0, seconds / (layers_s + own_s)))

@@ -20,15 +20,21 @@ void check(double value, double least, const std::string& what) {
   }
 }
 
+// Calls visit(aside) for all other kinds of microbatches.
+template <typename Visit>
+void each_aside(Problem& problem, Visit visit) {
+  for (std::vector<Aside>* asides : {&problem.asides, &problem.either, &problem.prompts, &problem.again}) {
+    for (Aside& aside : *asides) visit(aside);
+  }
+}
+
 // Calls visit(setting) for all settings, those of other kinds of microbatches included.
 template <typename Visit>
 void each_setting(Problem& problem, Visit visit) {
   for (Setting& setting : problem.settings) visit(setting);
-  for (std::vector<Aside>* asides : {&problem.asides, &problem.either, &problem.prompts, &problem.again}) {
-    for (Aside& aside : *asides) {
-      for (Setting& setting : aside.settings) visit(setting);
-    }
-  }
+  each_aside(problem, [&](Aside& aside) {
+    for (Setting& setting : aside.settings) visit(setting);
+  });
 }
 
 // Calls change(type) for the device type of a host in each setting that has the host, which gets one of its own.
@@ -44,8 +50,10 @@ void change_types(Problem& problem, int host, Change change) {
 }
 
 void slow_down(DeviceType& type, double slowness) {
-  type.overhead_s *= slowness;
-  type.load_s_per_byte *= slowness;
+  for (double* seconds : {&type.overhead_s, &type.load_s_per_byte, &type.feed_s, &type.collect_s, &type.input_send_s,
+                          &type.output_receive_s}) {
+    *seconds *= slowness;
+  }
   for (std::vector<double>* seconds : {&type.time_s, &type.receive_s, &type.send_s, &type.stage_s}) {
     for (double& each : *seconds) each *= slowness;
   }
@@ -81,6 +89,10 @@ Problem with_conditions(Problem problem, const Conditions& conditions) {
     check(one.occupied_bytes, 0, "the occupied memory of the host " + name);
   }
   change_hosts(problem, conditions.hosts);
+  for (const HostCondition& one : conditions.hosts) {
+    if (one.host != problem.data_host) continue;
+    each_aside(problem, [&](Aside& aside) { aside.fixed_s *= one.slowness; });
+  }
   const LinkTable links(problem);
   for (const LinkCondition& one : conditions.links) {
     check(one.slowness, kLeast,

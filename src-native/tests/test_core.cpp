@@ -408,6 +408,16 @@ void test_conditions() {
   CHECK(close(after.stages[1].link_out_s, before.stages[1].link_out_s));
   CHECK(after.stages[1].mem_available_bytes == before.stages[1].mem_available_bytes - 100);
   CHECK(after.feeding_s == 0.25 && after.collecting_s == 0.5);
+  // The data host's own work is as slow as the host.
+  conditions = {};
+  conditions.hosts.push_back({0, 2, 0});
+  problem = changed;
+  problem.asides.push_back({"prompt", problem.settings, 0, 0.5});
+  const Problem slower = pipeedge::with_conditions(problem, conditions);
+  const Costs slow = pipeedge::evaluate(slower, stages);
+  CHECK(slow.stages[0].compute_s == 2 * after.stages[0].compute_s && slow.stages[0].data_s == 1.5);
+  CHECK(slow.feeding_s == 0.5 && slow.collecting_s == 1);
+  CHECK(slower.asides[0].fixed_s == 1);
 }
 
 }  // namespace

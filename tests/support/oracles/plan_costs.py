@@ -102,12 +102,13 @@ def period_s(problem: Problem, stages: Sequence[PlacedStage], conditions: Condit
 def _costs(problem: Problem, stages: Sequence[PlacedStage], conditions: Conditions) -> Iterator[float]:
     data = problem.data_host
     if data is not None:
-        yield feeding_seconds(problem, stages[0].host)
-        yield collecting_seconds(problem, stages[-1].host)
+        yield conditions.of_host(data) * feeding_seconds(problem, stages[0].host)
+        yield conditions.of_host(data) * collecting_seconds(problem, stages[-1].host)
         slowness = conditions.links.get((data, stages[0].host), 1.0)
         yield slowness * input_seconds(problem, stages[0].host)
     for number, stage in enumerate(stages):
-        yield conditions.of_host(stage.host) * stage_seconds(problem, stage) + data_seconds(problem, stage)
+        seconds = stage_seconds(problem, stage) + data_seconds(problem, stage)
+        yield conditions.of_host(stage.host) * seconds
         after = stages[number + 1].host if number + 1 < len(stages) else data
         if after is not None:
             slowness = conditions.links.get((stage.host, after), 1.0)
