@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,43 +175,41 @@ class Bed:
         options = ["-m", load.model, "--random-weights", "--dtype", ",".join(dtypes)]
         options += ["-b", ",".join(map(str, sizes or [load.ubatch]))]
         options += ["-s", str(TOKENS)] if load.is_text else []
-        meeting = self.directory / f"profile-{load.name}"
+        slowest = min(kind.cpu_fraction for kind in self.kinds)
+        # Profile all kinds for the same time, so that a slow minute of the machine affects all alike.
+        self._profile(
+            load.name,
+            lambda kind: [*options, "-i", str(round(iterations * kind.cpu_fraction / slowest))],
+        )
+
+    def profile_decoder(self, model: Path, dtype: str) -> None:
+        """Profile a decoder on all hosts at once and write the scheduler's input files."""
+        self._profile(model.name, lambda kind: ["-m", str(model), "--dtype", dtype])
+
+    def _profile(self, name: str, options: Callable[[Kind], list[str]]) -> None:
+        """Profile on all hosts at once, with options by kind, and write the scheduler's input files.
+
+        Hosts of one kind get medians of what was found on them.
+        """
+        meeting = self.directory / f"profile-{name}"
         meeting.mkdir()
         script = Path(__file__).with_name("profile_together.py")
         together = [str(script), str(meeting), str(len(self.hosts))]
-        jobs = []
-        slowest = min(kind.cpu_fraction for kind in self.kinds)
+        jobs, places = [], {}
         for kind in self.kinds:
-            # Profile all kinds for the same time, so that a slow minute of the machine affects all alike.
-            own = ["-i", str(round(iterations * kind.cpu_fraction / slowest))]
             for host in kind.names:
-                place = self.directory / f"profile-{load.name}-{host}"
-                place.mkdir()
+                places[host] = self.directory / f"profile-{name}-{host}"
+                places[host].mkdir()
                 emit = ["-dt", kind.name, "--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
-                jobs.append((host, place, [*together, host, *options, *own, *emit]))
+                jobs.append((host, places[host], [*together, host, *options(kind), *emit]))
         self._all(jobs)
-        types = {}
-        for kind in self.kinds:
-            found = [
-                _read(self.directory / f"profile-{load.name}-{host}" / "device_types.yml")
-                for host in kind.names
-            ]
-            types[kind.name] = found[0][kind.name]
-            for number, profile in enumerate(types[kind.name]["model_profiles"][load.model]):
-                alike = [one[kind.name]["model_profiles"][load.model][number] for one in found]
-                for key in ("time_s", "receive_s", "send_s"):
-                    times = zip(*(one[key] for one in alike), strict=True)
-                    profile[key] = [statistics.median(each) for each in times]
-                for key in ("feed_s", "collect_s"):
-                    if key in profile:
-                        profile[key] = statistics.median(one[key] for one in alike)
-        devices = {kind.name: kind.names for kind in self.kinds}
+        types = {
+            kind.name: _median([_read(places[host] / "device_types.yml")[kind.name] for host in kind.names])
+            for kind in self.kinds
+        }
         _write(self.files["device_types"], types)
-        _write(self.files["devices"], devices)
-        _write(
-            self.files["models"],
-            _read(self.directory / f"profile-{load.name}-{self.hosts[0]}" / "models.yml"),
-        )
+        _write(self.files["devices"], {kind.name: kind.names for kind in self.kinds})
+        _write(self.files["models"], _read(places[self.hosts[0]] / "models.yml"))
 
     def schedule(self, load: Workload, hosts: Sequence[str], *options: str, alike: bool = False) -> Promise:
         """Return the best schedule.
@@ -383,6 +381,16 @@ def make_small_models(directory: Path) -> list[str]:
         (place / "config.json").write_text(json.dumps(own | shared))
         made.append(str(place))
     return made
+
+
+def _median(found: Sequence[Any]) -> Any:
+    """Return a document whose floating point numbers are medians of those in documents that are alike."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {key: _median([one[key] for one in found]) for key in first}
+    if isinstance(first, list):
+        return [_median(each) for each in zip(*found, strict=True)]
+    return statistics.median(found) if isinstance(first, float) else first
 
 
 def _read(path: Path) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 
 from beds import Bed, Kind, raised
 from decoder_failover import write_larger
-from decoder_replan import Run, profile
+from decoder_replan import DTYPE, Run
 
 KINDS = (Kind("host", 3, 0.5, 1000),)
 STREAMS, CONTEXT = 8, 1024
@@ -98,7 +98,7 @@ def main() -> None:
         directory = Path(temporary)
         model = write_larger(directory / "model")
         with raised(f"dp{os.getpid()}", KINDS, directory / "bed") as bed:
-            profile(bed, model)
+            bed.profile_decoder(model, DTYPE)
             found: dict[str | None, list[tuple[float, float]]] = {option: [] for option in PREDICTED}
             for number in range(arguments.rounds):
                 for option, pauses in found.items():

@@ -34,10 +34,9 @@ VICTIM = "other0"
 STREAMS = 8
 GOAL = 0.9
 WINDOWS_S = 25.0
-MEM_MB = 2048
 _BEFORE_S = 20.0
 _LIMIT_S = 500.0
-_DTYPE = "float32"
+DTYPE = "float32"
 
 
 def start(bed: Bed, host: str, words: list[str], place: Path) -> subprocess.Popen[bytes]:
@@ -68,24 +67,6 @@ def finish(running: list[subprocess.Popen[bytes]], place: Path) -> None:
                 process.wait()
 
 
-def profile(bed: Bed, model: Path) -> None:
-    """Profile the decoder on one host of each kind at once, and write the scheduler's files."""
-    running, place = [], bed.directory
-    for kind in bed.kinds:
-        own = place / kind.name
-        own.mkdir()
-        options = ["-m", str(model), "--dtype", _DTYPE, "-dt", kind.name]
-        options += ["--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
-        running.append(start(bed, kind.names[0], [str(ROOT / "profiler.py"), *options], own))
-    finish(running, place)
-    types: dict[str, Any] = {}
-    for kind in bed.kinds:
-        types |= yaml.safe_load((place / kind.name / "device_types.yml").read_text())
-    bed.files["device_types"].write_text(yaml.safe_dump(types, sort_keys=False))
-    bed.files["devices"].write_text(yaml.safe_dump({kind.name: kind.names for kind in bed.kinds}))
-    bed.files["models"].write_text((place / KINDS[0].name / "models.yml").read_text())
-
-
 def believe_slow(bed: Bed, factor: float) -> None:
     """Let the scheduler believe that the host that changes takes ``factor`` times as long."""
     path = bed.files["device_types"]
@@ -93,7 +74,7 @@ def believe_slow(bed: Bed, factor: float) -> None:
     for profiles in types["other"]["model_profiles"].values():
         for one in profiles:
             one["time_s"] = [factor * seconds for seconds in one["time_s"]]
-            for key in ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s"):
+            for key in [key for key in one["steps"] if key.endswith("_s")]:
                 one["steps"][key] = [factor * seconds for seconds in one["steps"][key]]
     path.write_text(yaml.safe_dump(types, sort_keys=False))
 
@@ -119,7 +100,7 @@ class Run:
         rows = [{"prompt": f"{number} 2 1", **row} for number in range(STREAMS)]
         (self.place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         hosts, files = bed.hosts, bed.files
-        common = ["-m", str(model), "--dtype", _DTYPE, "-c", "tcp", "--addr", hosts[0]]
+        common = ["-m", str(model), "--dtype", DTYPE, "-c", "tcp", "--addr", hosts[0]]
         common += ["--timeout", "60", "-u", str(STREAMS), "-H", ",".join(hosts), *more]
         own = ["-sm", str(files["models"]), "-sdt", str(files["device_types"]), "-sd", str(files["devices"])]
         own += ["--input", "prompts.jsonl", "--output", "answers.jsonl", "--report", "report.json"]
@@ -164,7 +145,7 @@ class Run:
 
 def measure(name: str, bed: Bed, model: Path, tokens: int) -> bool:
     """Take half of the processor from a host; return whether all is as it should be."""
-    profile(bed, model)
+    bed.profile_decoder(model, DTYPE)
     plain = ("--speculate", "0")  # proposals come and go with the text
     run = Run(bed, model, "changes", tokens, "auto", more=plain)
     run.wait_for("a context of")

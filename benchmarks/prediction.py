@@ -564,7 +564,7 @@ def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, director
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
             with raised(f"prediction{os.getpid()}", kinds, directory / f"{number}-{repetition}") as bed:
-                decoder_replan.profile(bed, model)
+                bed.profile_decoder(model, decoder_replan.DTYPE)
                 run = decoder_replan.Run(bed, model, "run", QUOTA_TOKENS, "only-report", more=options)
                 add_pairs(found, (decoder_replan.STREAMS, ""), run.finish()[0])
         for (streams, cut, key), pairs in found.items():
