@@ -143,7 +143,8 @@ def _steps_of(profile: ModelProfile) -> dict[str, Any]:
     steps = profile.steps
     if steps is None:
         return {}
-    lists = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
+    lists = ["fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes"]
+    lists += ["many_start_s", "many_row_s"] if steps.many_row_s else []
     ends = {
         name: getattr(steps.ends, name) for name in ("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s")
     }

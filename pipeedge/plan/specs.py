@@ -210,6 +210,10 @@ class StepCosts:
     cache_bytes: tuple[float, ...]
     """Bytes of the cache for each position of a sequence."""
     ends: EndCosts
+    many_start_s: tuple[float, ...] = ()
+    """Seconds of a step with very many rows, if less, besides those of the rows; empty: as ``start_s``."""
+    many_row_s: tuple[float, ...] = ()
+    """Seconds of each row of such a step; empty as well, then."""
     residual: float | None = None
     """Largest relative deviation of a measured step from these numbers, or None if unknown."""
     load_s_per_byte: float | None = None
@@ -219,7 +223,8 @@ class StepCosts:
         for name in (*_STEP_SECONDS, "cache_bytes"):
             values = getattr(self, name)
             _check_numbers(name, values)
-            if len(values) != len(self.fixed_s):
+            is_left_out = name in _MANY and not (self.many_start_s or self.many_row_s)
+            if len(values) != len(self.fixed_s) and not is_left_out:
                 raise SpecError(f"{name} has {len(values)} layers, fixed_s {len(self.fixed_s)}")
         if self.load_s_per_byte is not None:
             _check_numbers("load_s_per_MB", [self.load_s_per_byte])
@@ -234,7 +239,8 @@ class StepCosts:
         return replace(self, **seconds, ends=self.ends.scaled(factor))
 
 
-_STEP_SECONDS = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s")
+_MANY = ("many_start_s", "many_row_s")
+_STEP_SECONDS = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", *_MANY)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ loaded as do not fit into the caches of a processor.
 from __future__ import annotations
 
 import functools
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,10 +38,17 @@ from pipeedge.profile.job import SEED
 from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.quota import Quota
-from pipeedge.profile.rehearsal import StepLinks, StepsAtWork, rehearse_step_links, rehearse_steps
+from pipeedge.profile.rehearsal import (
+    StepLinks,
+    StepsAtWork,
+    StepsRehearsal,
+    rehearse_in_turn,
+    rehearse_steps,
+    step_handling,
+)
 from pipeedge.profile.request import MeasureRequest, ProfileConditions
 from pipeedge.profile.results import LayerResult, LayerSteps, Measurement, ProfileResults
-from pipeedge.profile.step_fit import StepPoint, fit_rows, fit_steps, step_seconds
+from pipeedge.profile.step_fit import STEP_NUMBERS, StepPoint, fit_steps, step_seconds
 from pipeedge.profile.text_work import TextRank
 from pipeedge.run.stage import StepStage
 from pipeedge.transport.base import Packet
@@ -57,6 +65,10 @@ _ENOUGH_BYTES = 256 << 20
 """Weights of the blocks to measure: more than the caches of a processor hold."""
 _TEXTS = (1, 8)
 """Numbers of texts with which the data rank is rehearsed."""
+_SMALL_PER_ROUND = 3
+"""Number of times that steps of one row of each sequence are measured in a round."""
+_DELAYED = 1.5
+"""Longest time of a step that counts, as a multiple of the median."""
 _REHEARSED = 24
 """Tokens of each of them."""
 _CACHE_PART = 0.25
@@ -137,7 +149,7 @@ class DecoderJob:
         nothing = np.zeros(self.model.n_layers)
         return self.results(
             nothing,
-            {kind: np.zeros((LAYERS_PER_BLOCK, 5)) for kind in self.model.block_kinds},
+            {kind: np.zeros((LAYERS_PER_BLOCK, len(STEP_NUMBERS))) for kind in self.model.block_kinds},
             _no_ends(self),
         )
 
@@ -164,7 +176,7 @@ class DecoderJob:
             found = [float(number) for number in numbers[kind][part]]
             own = LayerRange(layer, layer + 1)
             full, windowed = self.model.page_bytes(own, self.dtype)
-            time_s = max(found[0], found[1] + found[2])
+            time_s = max(found[0], min(found[1] + found[2], found[3] + found[4]))  # of one row
             layers.append(
                 LayerResult(
                     layer=layer + 1,
@@ -179,11 +191,7 @@ class DecoderJob:
                     ),
                     float32_bytes=self.model.weight_bytes(own, torch.float32) if reduced else None,
                     steps=LayerSteps(
-                        found[0],
-                        found[1],
-                        found[2],
-                        found[3],
-                        found[4],
+                        **{f"{name}_s": value for name, value in zip(STEP_NUMBERS, found, strict=True)},
                         cache_bytes=(full + windowed) / PAGE,
                         window=kind[0],
                     ),
@@ -240,27 +248,24 @@ def measure_decoder(
     advance("rehearsing steps", 1.0)
     rank = TextRank(job.model, ends, job.dtype, steps.bounds)
     clock = time.process_time if quota.pauses else time.perf_counter
-    at_work = steps.rehearse(rank, clock)
-    end_costs = rank.costs({texts: one.data_s for texts, one in at_work.items()}, clock, quota.stretch)
+    local = [StepsRehearsal(texts) for texts in _TEXTS]
+    over_links = StepsRehearsal.over(_TEXTS[0], handling)
+    at_work = rehearse_in_turn(lambda kind: steps.rehearse(rank, clock, kind), local, over_links)
+    own_s = {kind.texts: statistics.median(one.data_s for one in at_work[kind]) for kind in local}
+    end_costs = rank.costs(own_s, clock, quota.stretch)
     crossing = [job.model.step_specs(cut, 1, 8, job.dtype) for cut in range(job.model.n_layers + 1)]
     measure = measure_handling
     if quota.pauses:
         measure = functools.partial(measure, clock=time.thread_time, stretch=quota.stretch)
     costs = {specs: measure(specs, job.device) for specs in distinct(crossing)}
     both = [(costs[specs].receive_s, costs[specs].send_s) for specs in crossing]
-    handling = rehearse_step_links(
-        lambda transport: steps.rehearse(rank, clock, transport)[_TEXTS[0]],
-        at_work[_TEXTS[0]],
-        costs[crossing[0]],
-        handling,
-        quota.stretch,
-    )
+    handling = step_handling(at_work, costs[crossing[0]], handling, quota.stretch)
     found = job.results(steps.spread(timed), numbers, end_costs, both)
     return replace(
         found,
         residual=residual,
         load_s_per_byte=loading_s / loaded if weights is None else None,
-        overhead_s=quota.stretch * at_work[_TEXTS[0]].stage_s,
+        overhead_s=quota.stretch * statistics.median(one.stage_s for one in at_work[local[0]]),
         handling=handling,
         busy_w=power.take_watts(),
     )
@@ -272,6 +277,8 @@ class _Timed:
 
     layers: list[Seconds] = field(default_factory=list)
     """Seconds of each layer, in each repetition."""
+    processor_s: list[float] = field(default_factory=list)
+    """Processor seconds of all threads for the step."""
 
 
 @dataclass(frozen=True)
@@ -318,18 +325,24 @@ class _Steps:
     def measure(
         self, repetitions: int | None, progress: Callable[[float], None], power: PowerMeter
     ) -> list[_Timed]:
-        """Execute all steps in turn, several times, so that a drift of the machine affects all alike."""
+        """Execute all steps in turn, several times, so that a drift of the machine affects all alike.
+
+        Steps of few rows come several times a round: they are most of a run, and take little time here.
+        """
         timed = [_Timed() for _ in self.points]
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
         packets = [self._packet(point) for point in self.points]
         seconds = np.zeros(len(self.stage.layers))
         began, done = time.perf_counter(), 0
         while not _enough(done, time.perf_counter() - began, repetitions):
-            for one, packet in zip(timed, packets, strict=True):
+            for number in _round(self.points):
+                packet = packets[number]
                 payload = tuple(tensor.clone() for tensor in packet.payload)
+                started = time.process_time()
                 run(Packet(packet.number, packet.items, payload), seconds)
                 if done:  # the first round warms up
-                    one.layers.append(seconds.copy())
+                    timed[number].layers.append(seconds.copy())
+                    timed[number].processor_s.append(time.process_time() - started)
             done += 1
             power.sample()
             progress(min(1.0, done / (repetitions or MOST_REPETITIONS)))
@@ -360,14 +373,16 @@ class _Steps:
         )
 
     def _typical(self, one: _Timed, quota: Quota) -> Seconds:
-        """Return the typical time of each layer of a step; together, they are that of the whole step.
+        """Return the typical time of each layer of a step; together, they take the mean time of a step.
 
-        A process that pauses does so in some layer or other: the mean of whole steps has the pauses.
+        A run takes as long as its slow steps and its fast ones together. But one that the machine delayed
+        for another reason counts as half as long again as the median. A process that pauses does so in some
+        steps and not in others, so its processor time counts.
         """
         layers = np.array(one.layers)
         medians = np.median(layers, axis=0)
-        whole = layers.sum(axis=1)
-        typical = float(whole.mean() if quota.pauses else np.median(whole))
+        whole = quota.stretch * np.array(one.processor_s) if quota.pauses else layers.sum(axis=1)
+        typical = np.minimum(whole, _DELAYED * np.median(whole)).mean()
         return np.asarray(medians * (typical / medians.sum()))
 
     def fit(self, timed: Sequence[_Timed], quota: Quota) -> tuple[dict[tuple[int, int], Seconds], float]:
@@ -383,11 +398,7 @@ class _Steps:
                 # Only the first layer of a block attends.
                 window = kind[0]
                 times = blocks[:, same, part].mean(axis=1)
-                if part == 0:
-                    found = fit_steps(self.points, times, window)
-                else:
-                    rows = [point.all_rows for point in self.points]
-                    found = np.concatenate([fit_rows(rows, times), np.zeros(2)])
+                found = fit_steps(self.points, times, window if part == 0 else None)
                 fitted += len(same) * step_seconds(self.points, found, window)
                 parts.append(found)
             numbers[kind] = np.array(parts)
@@ -402,15 +413,13 @@ class _Steps:
         first = [blocks[kinds.index(kind)] for kind in kinds]
         return np.concatenate(first)
 
-    def rehearse(
-        self, rank: TextRank, clock: Callable[[], float], transport: str | None = None
-    ) -> dict[int, StepsAtWork]:
+    def rehearse(self, rank: TextRank, clock: Callable[[], float], kind: StepsRehearsal) -> StepsAtWork:
         """Return what steps cost besides their layers.
 
         Args:
             rank: The data rank.
             clock: Time of the process in seconds.
-            transport: Transport that steps of one text are to cross; None for some numbers of texts without.
+            kind: The steps.
         """
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
         seconds = np.zeros(len(self.stage.layers))
@@ -425,11 +434,16 @@ class _Steps:
             self.job.model.most_specs(cut, self.bounds, self.job.dtype)
             for cut in (0, self.job.model.n_layers)
         )
-        links = None if transport is None else StepLinks(transport, there, back)
-        return {
-            texts: rehearse_steps(compute, functools.partial(rank.open, texts, tokens), clock, links)
-            for texts in (_TEXTS if links is None else _TEXTS[:1])
-        }
+        links = None if kind.transport is None else StepLinks(kind.transport, there, back)
+        return rehearse_steps(compute, functools.partial(rank.open, kind.texts, tokens), clock, links)
+
+
+def _round(points: Sequence[StepPoint]) -> Iterator[int]:
+    """Yield the numbers of the steps of a round: all of few rows, some chunks, those of few rows again..."""
+    chunks = [number for number, point in enumerate(points) if point.is_chunk]
+    for turn in range(_SMALL_PER_ROUND):
+        yield from (number for number, point in enumerate(points) if not point.is_chunk)
+        yield from chunks[turn::_SMALL_PER_ROUND]
 
 
 def _enough(done: int, elapsed_s: float, repetitions: int | None) -> bool:

@@ -76,7 +76,10 @@ def _steps_summary(results: ProfileResults, ends: EndCosts) -> Iterator[str]:
     layers = [layer.steps for layer in results.profile_data if layer.steps is not None]
 
     def step_s(rows: int) -> float:
-        return sum(max(one.fixed_s, one.start_s + rows * one.row_s) for one in layers)
+        return sum(
+            max(one.fixed_s, min(one.start_s + rows * one.row_s, one.many_start_s + rows * one.many_row_s))
+            for one in layers
+        )
 
     threads = "an unknown number of threads" if results.threads is None else count(results.threads, "thread")
     yield f"{results.model_name}, {short_dtype(results.dtype)}, {threads}"

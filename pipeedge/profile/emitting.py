@@ -9,6 +9,7 @@ Every check can be made before anything is measured, and is repeated before writ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ from pipeedge.plan.specs import (
     StepCosts,
     short_dtype,
 )
-from pipeedge.profile.results import Measurement, ProfileResults, Shapes, elements, ranges_text
+from pipeedge.profile.results import LayerSteps, Measurement, ProfileResults, Shapes, elements, ranges_text
 
 __all__ = [
     "Figures",
@@ -147,8 +148,11 @@ def _steps(results: ProfileResults) -> StepCosts | None:
     steps = [layer.steps for layer in results.profile_data if layer.steps is not None]
     if results.ends is None:
         return None
-    names = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
-    lists = {name: tuple(getattr(each, name) for each in steps) for name in names}
+    lists = {
+        field.name: tuple(getattr(each, field.name) for each in steps)
+        for field in dataclasses.fields(LayerSteps)
+        if field.name != "window"
+    }
     return StepCosts(
         **lists, ends=results.ends, residual=results.residual, load_s_per_byte=results.load_s_per_byte
     )

@@ -14,18 +14,19 @@ these two is handling; what taking the input and collecting take is the data ran
 
 The steps of a decoder are rehearsed whatever its size, one after the other. So all that lies between two of
 them is work of the data rank, and of the threads that hand them over to one another. With links in between,
-it also holds what two of these take at both ends, by caches that weights have just passed through:
+it also holds what two of these take at both ends, by caches that weights have just passed through. There, the
+processor idles before and after each step, as it does while other stages compute: it wakes up slowly.
 
-    stage        ██ step 1 ██                    ██ step 2 ██
-    links                    ──>             ──>
-    data rank                    score, make
+    stage       . ██ step 1 ██ .                    . ██ step 2 ██ .
+    links                        ──>             ──>
+    data rank                        score, make
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,10 +52,12 @@ __all__ = [
     "ReserveMemory",
     "StepLinks",
     "StepsAtWork",
+    "StepsRehearsal",
     "rehearse_data_rank",
+    "rehearse_in_turn",
     "rehearse_links",
-    "rehearse_step_links",
     "rehearse_steps",
+    "step_handling",
 ]
 
 LONGEST_PASS_S = 0.005
@@ -62,6 +65,8 @@ LONGEST_PASS_S = 0.005
 ROUNDS = 3
 _ROUND_S = 0.3
 _LEAST_MICROBATCHES = 20
+_IDLE_S = 0.003
+"""Seconds for which a stage waits for others before and after a step."""
 _ONE_END = "rpc"
 """Transport of which a process has one end only, so that no frame can go to a stage and back."""
 
@@ -154,6 +159,21 @@ class StepsAtWork:
 
 
 @dataclass(frozen=True)
+class StepsRehearsal:
+    """Steps to rehearse."""
+
+    texts: int
+    """Number of texts that grow at a time."""
+    transport: str | None = None
+    """Transport that they cross, or None if the stage is on the data rank."""
+
+    @classmethod
+    def over(cls, texts: int, transports: Iterable[str]) -> list[StepsRehearsal]:
+        """Return those over each of the transports of which a process can have both ends."""
+        return [cls(texts, name) for name in transports if name != _ONE_END]
+
+
+@dataclass(frozen=True)
 class StepLinks:
     """Links between a data rank and the stage of a decoder, to be opened in one process."""
 
@@ -185,11 +205,17 @@ def rehearse_steps(
     moments: list[tuple[float, float]] = []
 
     def timed(packet: Packet) -> Packet:
-        began = clock()
+        came = clock()
+        idle()
         found, besides_s = compute(packet)
-        moments.append((began, clock()))
+        idle()
+        moments.append((came, clock()))
         stage_s.append(besides_s)
         return found
+
+    def idle() -> None:
+        if links is not None:
+            time.sleep(_IDLE_S)
 
     activity, crew = Activity(), Crew()
     with ExitStack() as stack:
@@ -215,13 +241,42 @@ def rehearse_steps(
         for name, work in (("stage", loop.run), ("watch", sending.run), ("collect", rank.collector.run)):
             crew.start(name, work)
         crew.wait()
-    data_s = [began - ended for (_, ended), (began, _) in pairwise(moments)]
+    data_s = [came - left for (_, left), (came, _) in pairwise(moments)]
     return StepsAtWork(statistics.median(stage_s), statistics.median(data_s))
 
 
-def rehearse_step_links(
-    rehearse: Callable[[str], StepsAtWork],
-    local: StepsAtWork,
+def rehearse_in_turn(
+    rehearse: Callable[[StepsRehearsal], StepsAtWork],
+    local: Sequence[StepsRehearsal],
+    over_links: Sequence[StepsRehearsal],
+) -> dict[StepsRehearsal, tuple[StepsAtWork, ...]]:
+    """Rehearse steps several times in turn, so that a drift of the machine affects all alike.
+
+    Args:
+        rehearse: Rehearses steps of one kind.
+        local: Kinds whose stage is on the data rank.
+        over_links: Kinds whose steps cross links. Those that the machine forbids are left out.
+
+    Raises:
+        PipeEdgeError: A step of the data rank's own stage failed.
+    """
+    found: dict[StepsRehearsal, tuple[StepsAtWork, ...]] = {}
+    forbidden = set()
+    for _ in range(ROUNDS):
+        for kind in local:
+            found[kind] = (*found.get(kind, ()), rehearse(kind))
+        for kind in over_links:
+            if kind not in forbidden:
+                try:
+                    found[kind] = (*found.get(kind, ()), rehearse(kind))
+                except PipeEdgeError:  # as it will in a run
+                    forbidden.add(kind)
+                    found.pop(kind, None)
+    return found
+
+
+def step_handling(
+    rounds: Mapping[StepsRehearsal, Sequence[StepsAtWork]],
     frames: Handling,
     known: Mapping[str, TransportHandling],
     stretch: float = 1.0,
@@ -229,25 +284,26 @@ def rehearse_step_links(
     """Return what each transport costs a stage of a decoder, or the data rank, for a step.
 
     Args:
-        rehearse: Rehearses steps over a transport.
-        local: What steps cost where the stage is on the data rank.
+        rounds: What ``rehearse_in_turn`` found, on the data rank and over transports.
         frames: Seconds to read a frame of a step and to write one.
         known: Costs of each transport by itself.
         stretch: Elapsed seconds per second of the clock by which steps were rehearsed.
     """
-    found = dict(known)
-    for name, costs in known.items():
-        if name == _ONE_END:
+    costs = dict(known)
+    for kind, over_links in rounds.items():
+        if kind.transport is None:
             continue
-        try:
-            over_links = rehearse(name)
-        except PipeEdgeError:  # the machine forbids it, as it will in a run
-            continue
-        # Each of the two links has a sender and a receiver.
-        both_s = stretch * (over_links.data_s - local.data_s) / 2 - frames.receive_s - frames.send_s
-        shares = _shared(max(0.0, both_s), costs.receive_s, costs.send_s)
-        found[name] = replace(costs, receive_s=shares[0], send_s=shares[1])
-    return found
+        local = rounds[replace(kind, transport=None)]
+        more_s = [
+            (over.data_s - one.data_s, over.stage_s - one.stage_s)
+            for one, over in zip(local, over_links, strict=True)
+        ]
+        data_s, stage_s = (stretch * statistics.median(each) for each in zip(*more_s, strict=True))
+        # Each of the two links has a sender and a receiver. The stage takes longer where it has waited.
+        both_s, own = data_s / 2 - frames.receive_s - frames.send_s, known[kind.transport]
+        receive_s, send_s = _shared(max(0.0, both_s), own.receive_s, own.send_s)
+        costs[kind.transport] = replace(own, receive_s=receive_s + max(0.0, stage_s), send_s=send_s)
+    return costs
 
 
 @dataclass

@@ -104,6 +104,8 @@ _STEPS_KEYS = {
     "fixed": "fixed_s",
     "start": "start_s",
     "row": "row_s",
+    "many_start": "many_start_s",
+    "many_row": "many_row_s",
     "position": "position_s",
     "chunk_position": "chunk_position_s",
     "cache_bytes": "cache_bytes",
@@ -176,7 +178,11 @@ def _read_ends(entry: Field) -> EndCosts:
 
 
 def _read_steps(entry: Field) -> LayerSteps:
-    numbers = {name: entry.at(key).number() for key, name in _STEPS_KEYS.items()}
+    numbers = {
+        # Older files have one line for all rows.
+        name: (entry.find(key) or entry.at(key.removeprefix("many_"))).number()
+        for key, name in _STEPS_KEYS.items()
+    }
     return LayerSteps(**numbers, window=entry.at("window").whole_number())
 
 

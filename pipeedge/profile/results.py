@@ -82,6 +82,8 @@ class LayerSteps:
     fixed_s: float
     start_s: float
     row_s: float
+    many_start_s: float
+    many_row_s: float
     position_s: float
     chunk_position_s: float
     cache_bytes: float

@@ -1,13 +1,15 @@
 """Fit a few numbers to the measured times of a decoder's steps. Pure.
 
-    seconds │                          ∕
-            │                       ∕     start + rows * row
-            │                    ∕
-      fixed │──────────────── ∕           + position * positions in front of all rows together
-            └──────────────────────── rows
+    seconds │                             . ─ ˙   many_start + rows * many_row
+            │                     . ─ ˙
+            │                  ∕     start + rows * row
+            │               ∕
+      fixed │───────────∕     + position * positions in front of all rows together
+            └──────────────────────────── rows
 
-Few rows take as long as reading the weights, many as long as computing with them. Which of the measured rows
-are few is tried out.
+Few rows take as long as reading the weights, more as long as computing with them. Codes of weights are
+widened once for very many rows, each of which then takes less. Which of the measured rows are few, and which
+are very many, is tried out.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepPoint", "attended", "fit_rows", "fit_steps", "step_seconds"]
+__all__ = ["STEP_NUMBERS", "StepPoint", "attended", "fit_rows", "fit_steps", "step_seconds"]
+
+STEP_NUMBERS = ("fixed", "start", "row", "many_start", "many_row", "position", "chunk_position")
+"""What the numbers of a layer are called."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -56,8 +61,8 @@ def attended(position: int, rows: int, window: int) -> float:
     return float(sum(min(position + row + 1, window) for row in range(rows)))
 
 
-def fit_steps(points: Sequence[StepPoint], seconds: Numbers, window: int = 0) -> Numbers:
-    """Return ``fixed``, ``start``, ``row``, ``position`` and ``chunk_position``, none of them negative.
+def fit_steps(points: Sequence[StepPoint], seconds: Numbers, window: int | None = 0) -> Numbers:
+    """Return the ``STEP_NUMBERS`` of a layer, none of them negative.
 
     The squares of the relative deviations are least. The last two are seconds for each position that rows of
     different sequences attend to, and rows of one.
@@ -65,21 +70,24 @@ def fit_steps(points: Sequence[StepPoint], seconds: Numbers, window: int = 0) ->
     Args:
         points: The measured steps, at least one of few rows and one of many.
         seconds: Time of each.
-        window: Positions that a row attends to at most, or 0.
+        window: Positions that a row attends to at most, 0 for all, or None if the layer does not attend.
     """
-    rows = np.array([point.all_rows for point in points], np.float64)
-    return _fit(rows, _attention(points, window), seconds)
+    attention = np.zeros((len(points), 2)) if window is None else _attention(points, window)
+    return _fit(_rows(points), attention, seconds, bends=True)
 
 
 def fit_rows(rows: Sequence[int], seconds: Numbers) -> Numbers:
     """Return ``fixed``, ``start`` and ``row`` of work without attention, as ``fit_steps`` does."""
-    return _fit(np.array(rows, np.float64), np.zeros((len(rows), 0)), seconds)
+    return _fit(np.array(rows, np.float64), np.zeros((len(rows), 0)), seconds, bends=False)[:3]
 
 
 def step_seconds(points: Sequence[StepPoint], numbers: Numbers, window: int = 0) -> Numbers:
     """Return what the numbers of ``fit_steps`` say of each step."""
-    rows = np.array([point.all_rows for point in points], np.float64)
-    return _seconds(numbers, rows, _attention(points, window))
+    return _seconds(numbers, _rows(points), _attention(points, window))
+
+
+def _rows(points: Sequence[StepPoint]) -> Numbers:
+    return np.array([point.all_rows for point in points], np.float64)
 
 
 def _attention(points: Sequence[StepPoint], window: int) -> Numbers:
@@ -89,22 +97,37 @@ def _attention(points: Sequence[StepPoint], window: int) -> Numbers:
     )
 
 
-def _fit(rows: Numbers, more: Numbers, seconds: Numbers) -> Numbers:
-    """Return the numbers of the two branches, and the factors of ``more`` columns."""
-    best, least = np.zeros(3 + more.shape[1]), np.inf
-    for few in sorted(set(rows))[:-1]:
-        flat = rows <= few
-        columns = np.concatenate([np.stack([flat, ~flat, rows * ~flat], axis=1), more], axis=1)
-        found = _least_squares(columns / seconds[:, None], np.ones(len(rows)))
-        squares = float(np.sum((_seconds(found, rows, more) / seconds - 1) ** 2))
-        if squares < least:
-            best, least = found, squares
+def _fit(rows: Numbers, more: Numbers, seconds: Numbers, *, bends: bool) -> Numbers:
+    """Return the numbers of the branches, and the factors of ``more`` columns.
+
+    Args:
+        rows: Rows of each step.
+        more: Further columns.
+        seconds: Time of each step.
+        bends: Whether very many rows have a line of their own; else it is that of many.
+    """
+    different = sorted(set(rows))
+    best, least = np.zeros(5 + more.shape[1]), np.inf
+    for number, few in enumerate(different[:-1]):
+        # A line of its own goes through two numbers of rows at least.
+        for most in [different[-1], *(different[number + 1 : -2] if bends else ())]:
+            flat, very = rows <= few, rows > most
+            line = ~flat & ~very
+            parts = [flat, line, rows * line, very, rows * very]
+            columns = np.concatenate([np.stack(parts, axis=1), more], axis=1)
+            found = _least_squares(columns / seconds[:, None], np.ones(len(rows)))
+            if not very.any():
+                found[3:5] = found[1:3]
+            squares = float(np.sum((_seconds(found, rows, more) / seconds - 1) ** 2))
+            if squares < least:
+                best, least = found, squares
     return best
 
 
 def _seconds(numbers: Numbers, rows: Numbers, more: Numbers) -> Numbers:
-    fixed, start, row = numbers[:3]
-    return np.asarray(np.maximum(fixed, start + rows * row) + more @ numbers[3:])
+    fixed, start, row, many_start, many_row = numbers[:5]
+    line = np.minimum(start + rows * row, many_start + rows * many_row)
+    return np.asarray(np.maximum(fixed, line) + more @ numbers[5:])
 
 
 def _least_squares(columns: Numbers, wanted: Numbers) -> Numbers:

@@ -116,6 +116,8 @@ void write_steps(JsonWriter& json, const yaml::StepCosts& steps) {
   json.key("row_s").numbers(steps.row_s);
   json.key("position_s").numbers(steps.position_s);
   json.key("chunk_position_s").numbers(steps.chunk_position_s);
+  write_numbers(json, "many_start_s", steps.many_start_s);
+  write_numbers(json, "many_row_s", steps.many_row_s);
   json.key("cache_bytes").numbers(steps.cache_bytes);
   json.key("ends").open('{');
   json.key("fixed_s").value(steps.ends.fixed_s);

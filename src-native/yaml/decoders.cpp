@@ -15,11 +15,15 @@ constexpr double kChunkStep = 8;
 
 double pages(double positions) { return std::ceil(positions / kPage); }
 
+double rows_s(const StepCosts& steps, std::size_t layer, double rows) {
+  double line = steps.start_s[layer] + rows * steps.row_s[layer];
+  if (!steps.many_row_s.empty()) line = std::min(line, steps.many_start_s[layer] + rows * steps.many_row_s[layer]);
+  return std::max(steps.fixed_s[layer], line);
+}
+
 double layers_s(const StepCosts& steps, double rows) {
   double sum = 0;
-  for (std::size_t layer = 0; layer < steps.fixed_s.size(); ++layer) {
-    sum += std::max(steps.fixed_s[layer], steps.start_s[layer] + rows * steps.row_s[layer]);
-  }
+  for (std::size_t layer = 0; layer < steps.fixed_s.size(); ++layer) sum += rows_s(steps, layer, rows);
   return sum;
 }
 
@@ -80,8 +84,7 @@ void set_step_costs(const StepCosts& steps, const ModelSpec& model, const StepRo
     const double window = model.windows.empty() ? 0 : model.windows[layer];
     const double attended = window > 0 ? std::min(rows.positions + 1, window) : rows.positions + 1;
     const double position_s = rows.chunk ? steps.chunk_position_s[layer] : steps.position_s[layer];
-    type.time_s[layer] = std::max(steps.fixed_s[layer], steps.start_s[layer] + rows.rows * steps.row_s[layer]) +
-                         rows.rows * attended * position_s;
+    type.time_s[layer] = rows_s(steps, layer, rows.rows) + rows.rows * attended * position_s;
   }
   type.feed_s = steps.ends.feed_s + rows.rows * steps.ends.feed_row_s;
   type.collect_s = rows.chunk ? 0 : ends_s(steps.ends, rows.rows);

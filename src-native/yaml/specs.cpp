@@ -198,6 +198,11 @@ StepCosts steps_from(const View& view, std::size_t layers) {
   steps.position_s = list("position_s");
   steps.chunk_position_s = list("chunk_position_s");
   steps.cache_bytes = list("cache_bytes");
+  steps.many_start_s = per_layer(view, "many_start_s", layers);
+  steps.many_row_s = per_layer(view, "many_row_s", layers);
+  if (steps.many_start_s.empty() != steps.many_row_s.empty()) {
+    view.fail(steps.many_row_s.empty() ? "has many_start_s and needs many_row_s" : "has many_row_s and needs many_start_s");
+  }
   const View ends = view.at("ends");
   steps.ends.fixed_s = ends.at("fixed_s").number();
   steps.ends.start_s = ends.at("start_s").number();

@@ -9,6 +9,7 @@
 //                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
 //                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths; for
 //                                  decoders steps: fixed_s, start_s, row_s, position_s, chunk_position_s, cache_bytes,
+//                                  optionally many_start_s and many_row_s, and
 //                                  ends: fixed_s, start_s, row_s, feed_s, feed_row_s, mem_MB
 //                         type  -> busy_W, idle_W                        (optional)
 //   devices.yml           type  -> [host]
@@ -65,10 +66,12 @@ struct Handling {
   OtherKeys other;
 };
 
-// What the steps of a decoder cost: of a layer max(fixed_s, start_s + rows * row_s), and for each position that a row
-// attends to position_s, or chunk_position_s where the rows are of one sequence. One number for each layer.
+// What the steps of a decoder cost: of a layer max(fixed_s, start_s + rows * row_s), where many rows take at most
+// many_start_s + rows * many_row_s in place of that line, and for each position that a row attends to position_s, or
+// chunk_position_s where the rows are of one sequence. One number for each layer.
 struct StepCosts {
   std::vector<double> fixed_s, start_s, row_s, position_s, chunk_position_s;
+  std::vector<double> many_start_s, many_row_s;  // both empty: as start_s and row_s
   std::vector<double> cache_bytes;  // for each position of a sequence
   // Of the ends, on the data rank: max(fixed_s, start_s + rows * row_s) for the rows that decide a token, and
   // feed_s + rows * feed_row_s for all rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -260,16 +260,24 @@ def test_wrong_plans_and_conditions_are_refused(
 # --- decoders ---------------------------------------------------------------------------------------
 
 
-def write_decoder(cluster: Cluster) -> None:
+def write_decoder(cluster: Cluster, many: Sequence[str] = ("many_start_s", "many_row_s")) -> None:
     ends = dict.fromkeys(("fixed_s", "start_s", "row_s", "feed_s", "feed_row_s", "mem_MB"), 0.1)
     lists = ("fixed_s", "start_s", "row_s", "position_s", "chunk_position_s", "cache_bytes")
-    steps = {**{name: [0.01] * 4 for name in lists}, "ends": ends}
+    steps = {**{name: [0.01] * 4 for name in (*lists, *many)}, "ends": ends}
     profile = {**PROFILE, "batch_size": 1, "steps": steps}
     kind = {"bw_Mbps": 80, "mem_MB": 100, "model_profiles": {"m": [profile]}}
     cluster.write("device_types.yml", {"fast": kind})
     cluster.write("devices.yml", {"fast": ["f0", "f1"]})
     model = {"layers": 4, "mem_MB": [1] * 4, "parameters_in": 10, "parameters_out": [10], "context": 64}
     cluster.write("models.yml", {"m": model})
+
+
+@pytest.mark.parametrize(("given", "other"), [("many_start_s", "many_row_s"), ("many_row_s", "many_start_s")])
+def test_a_line_for_many_rows_has_two_numbers(cluster: Cluster, given: str, other: str) -> None:
+    write_decoder(cluster, many=(given,))
+    done = cluster.run()
+    assert done.code == 2
+    assert f"has {given} and needs {other}" in done.error
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])

@@ -30,10 +30,12 @@ from pipeedge.profile.rehearsal import (
     Rehearsal,
     StepLinks,
     StepsAtWork,
+    StepsRehearsal,
     rehearse_data_rank,
+    rehearse_in_turn,
     rehearse_links,
-    rehearse_step_links,
     rehearse_steps,
+    step_handling,
 )
 from pipeedge.profile.text_work import TextRank
 from pipeedge.profile.transport_costs import measure_transports
@@ -261,18 +263,30 @@ def test_what_steps_take_over_links_is_what_links_cost() -> None:
 
     assert rehearse("tcp") == rehearse(None) == StepsAtWork(0.25, 0.0)
     assert steps == 10 * [2]
-    local, frames = StepsAtWork(0.25, 1.0), Handling(0.125, 0.125)
+
+
+def test_what_links_cost_is_found_in_turns() -> None:
+    """A machine that becomes slower, as most do, and forbids one of the transports."""
     known = {name: TransportHandling(0.1, 1e-9, 0.3, 2e-9) for name in ("tcp", "p2p", "rpc")}
+    local, over = [StepsRehearsal(1), StepsRehearsal(8)], StepsRehearsal.over(1, known)
+    turns: list[StepsRehearsal] = []
 
-    def over(transport: str) -> StepsAtWork:
-        if transport == "p2p":
+    def rehearse(kind: StepsRehearsal) -> StepsAtWork:
+        turns.append(kind)
+        if kind.transport == "p2p":
             raise PeerFailedError("no loopback interface")
-        return StepsAtWork(0.25, 2.0)
+        slow = 100.0 * turns.count(local[0])
+        return StepsAtWork(
+            slow + (0.25 if kind.transport is None else 0.5), slow + 1 + len(kind.transport or "")
+        )
 
-    found = rehearse_step_links(over, local, frames, known, stretch=2.0)
+    rounds = rehearse_in_turn(rehearse, local, over)
+    assert turns == [*local, *over, *2 * [*local, StepsRehearsal(1, "tcp")]]
+    found = step_handling(rounds, Handling(0.125, 0.125), known, stretch=2.0)
     assert (found["p2p"], found["rpc"]) == (known["p2p"], known["rpc"])
-    # Two links take a second by the clock, two of elapsed time, and what frames take is known already.
-    assert (found["tcp"].receive_s, found["tcp"].send_s) == pytest.approx((0.1875, 0.5625))
+    # Two links take three seconds by the clock, six of elapsed time. What frames take is known already,
+    # and the stage has waited.
+    assert (found["tcp"].receive_s, found["tcp"].send_s) == pytest.approx((2.75 / 4 + 0.5, 3 * 2.75 / 4))
     assert (found["tcp"].receive_s_per_byte, found["tcp"].send_s_per_byte) == (1e-9, 2e-9)
 
 

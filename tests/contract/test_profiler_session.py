@@ -329,6 +329,18 @@ def test_lengths_are_added_to_a_models_entry_without_them(here: Path, model_dirs
     assert (after.tokens, after.elements_out) == (16, before.elements_out)
 
 
+def test_older_results_of_decoders_have_one_line_for_all_rows(here: Path) -> None:
+    profiled(*PUZZLES)
+    results = here / "profiler_results.yml"
+    body = yaml.safe_load(results.read_text())
+    for entry in body["profile_data"]:
+        entry["steps"] = {key: value for key, value in entry["steps"].items() if "many" not in key}
+    results.write_text(yaml.safe_dump(body))
+    for layer in load_results(results).profile_data:
+        assert layer.steps is not None
+        assert (layer.steps.many_start_s, layer.steps.many_row_s) == (layer.steps.start_s, layer.steps.row_s)
+
+
 def test_a_decoder_is_measured_in_steps(here: Path) -> None:
     lines = profiled(*PUZZLES, "--dtype", "float32,int8", "-dt", "one", "--bw-Mbps", "940", "--mem-MB", "100")
     assert any(line.startswith("fit ") for line in lines)
@@ -342,6 +354,7 @@ def test_a_decoder_is_measured_in_steps(here: Path) -> None:
         assert steps.residual is not None
         full, _ = decoder.page_bytes(LayerRange(0, 16), dtype)
         assert sum(steps.cache_bytes) * PAGE == full
+        assert len(steps.many_row_s) == 16
         assert sum(profile.weights_of(model)) == pytest.approx(decoder.weight_bytes(LayerRange(0, 16), dtype))
         # Blocks that differ in nothing but their weights have the same costs.
         assert steps.fixed_s[:4] == steps.fixed_s[4:8]

@@ -168,9 +168,16 @@ CHANGES = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popi
 CHANGES |= {"setdefault", "update", "appendleft", "popleft"}
 """Methods that modify a container in place."""
 
-SLEEPS = {"base.interrupt", "control.hub_address", "control.uplink", "profile.power", "testbed.network"}
-"""Modules that sleep: no event tells that imports end, a remote port opens, or a cable carries; and an idle
-machine is watched for a while."""
+SLEEPS = {
+    "base.interrupt",
+    "control.hub_address",
+    "control.uplink",
+    "profile.power",
+    "profile.rehearsal",
+    "testbed.network",
+}
+"""Modules that sleep: no event tells that imports end, a remote port opens, or a cable carries; an idle
+machine is watched for a while; and a rehearsed stage waits for stages that are not there."""
 
 
 def module_name(path: Path) -> str:

@@ -64,7 +64,7 @@ def decoder(windows: list[int], name: str = "m", vocab: int = 100) -> ProfileRes
     layers = []
     for one in found.profile_data:
         window, number = windows[(one.layer - 1) // 4], float(one.layer)
-        steps = LayerSteps(number, 2 * number, 3 * number, 4 * number, 5 * number, 64.0, window)
+        steps = LayerSteps(*(factor * number for factor in range(1, 8)), 64.0, window)
         shape_in = ((8,),) if one.layer % 4 == 1 else one.measured.shape_in
         shape_out = ((8,),) if one.layer % 4 == 0 else one.measured.shape_out
         measured = replace(one.measured, shape_in=shape_in, shape_out=shape_out)

@@ -20,8 +20,9 @@ costs = st.floats(1e-6, 1e-3)
 
 def plain_seconds(point: StepPoint, numbers: tuple[float, ...], window: int) -> float:
     """Return the time of a step, one row at a time."""
-    fixed, start, row, position, chunk_position = numbers
-    total = max(fixed, start + point.sequences * point.rows * row)
+    fixed, start, row, many_start, many_row, position, chunk_position = numbers
+    rows = point.sequences * point.rows
+    total = max(fixed, min(start + rows * row, many_start + rows * many_row))
     for _ in range(point.sequences):
         for place in range(point.position, point.position + point.rows):
             reached = min(place + 1, window) if window else place + 1
@@ -34,14 +35,25 @@ def plain_seconds(point: StepPoint, numbers: tuple[float, ...], window: int) -> 
     fixed=costs,
     few=st.sampled_from([1.5, 3.0, 6.0, 12.0]),
     start=st.floats(0, 0.5),
+    bend=st.one_of(st.none(), st.tuples(st.sampled_from([12.0, 30.0]), st.floats(0.2, 1.0))),
     attention=st.tuples(st.floats(1e-9, 1e-6), st.floats(1e-9, 1e-6)),
     window=st.sampled_from([0, 0, 40, 500]),
 )
 def test_numbers_that_made_the_times_are_found(
-    fixed: float, few: float, start: float, attention: tuple[float, float], window: int
+    fixed: float,
+    few: float,
+    start: float,
+    bend: tuple[float, float] | None,
+    attention: tuple[float, float],
+    window: int,
 ) -> None:
     row = fixed * (1 - start) / few  # the line reaches the constant at this number of rows
-    numbers = (fixed, fixed * start, row, *attention)
+    line = (fixed * start, row)
+    very_many = line
+    if bend is not None and bend[0] > few:
+        at, slope = bend
+        very_many = (line[0] + row * at * (1 - slope), slope * row)
+    numbers = (fixed, *line, *very_many, *attention)
     seconds = np.array([plain_seconds(point, numbers, window) for point in POINTS])
     found = fit_steps(POINTS, seconds, window)
     assert np.all(found >= 0)

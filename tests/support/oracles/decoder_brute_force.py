@@ -238,8 +238,7 @@ class Cluster:
             window = self.case.model["windows"][layer] if "windows" in self.case.model else 0
             seen = positions + 1 if not window else min(positions + 1, window)
             each = steps["chunk_position_s" if chunk else "position_s"][layer]
-            computing = steps["start_s"][layer] + rows * steps["row_s"][layer]
-            total += max(steps["fixed_s"][layer], computing) + rows * seen * each
+            total += self.rows_s(steps, layer, rows) + rows * seen * each
         on_data = stage.host == self.case.data_host
         if not (on_data and stage.first == 0):
             nbytes = rows * self.elements(stage.first) * ELEMENT[stage.dtype]
@@ -250,6 +249,15 @@ class Cluster:
             nbytes = rows * self.elements(stage.last) * ELEMENT[stage.dtype]
             total += profile["send_s"][stage.last - 1] + tcp["send_s"] + tcp["send_s_per_MB"] * nbytes / MB
         return total
+
+    @staticmethod
+    def rows_s(steps: dict[str, Any], layer: int, rows: float) -> float:
+        """Return the seconds of a layer for some rows, without what they attend to."""
+        seconds = steps["start_s"][layer] + rows * steps["row_s"][layer]
+        if "many_row_s" in steps:
+            many = steps["many_start_s"][layer] + rows * steps["many_row_s"][layer]
+            seconds = min(seconds, many)
+        return max(steps["fixed_s"][layer], seconds)
 
     def needed_bytes(self, stage: Stage, before: Stage | None) -> float:
         case, profile = self.case, self.profile(stage.host, stage.dtype)
@@ -305,11 +313,11 @@ class Cluster:
             return min(256, tokens)
         dtypes = ("float32", "int8") if self.case.joint else ("float32",)
         profile = next(filter(None, (self.profile(self.case.data_host, dtype) for dtype in dtypes)), None)
-        steps = {"fixed_s": [], "start_s": [], "row_s": []} if profile is None else profile["steps"]
+        steps = {"fixed_s": []} if profile is None else profile["steps"]
 
         def ends_s(chunks: float) -> float:
-            each = zip(steps["fixed_s"], steps["start_s"], steps["row_s"], strict=True)
-            step_s = sum(max(fixed, start + tokens / chunks * row) for fixed, start, row in each)
+            layers = range(len(steps["fixed_s"]))
+            step_s = sum(self.rows_s(steps, layer, tokens / chunks) for layer in layers)
             return float((chunks + stages - 1) * step_s)
 
         most = max(1, math.floor(tokens / 64))
@@ -433,6 +441,10 @@ def _random_type(rng: np.random.Generator, layers: int, *, joint: bool) -> dict[
             continue
         fixed = rng.uniform(1e-4, 1e-2, layers)
         row = fixed * rng.uniform(0.05, 1.5, layers)
+        many = {
+            "many_start_s": (fixed * rng.uniform(0, 4, layers)).tolist(),
+            "many_row_s": (row * rng.uniform(0.3, 1.2, layers)).tolist(),
+        }
         profiles.append(
             {
                 "batch_size": 1,
@@ -454,6 +466,7 @@ def _random_type(rng: np.random.Generator, layers: int, *, joint: bool) -> dict[
                     "fixed_s": fixed.tolist(),
                     "start_s": (fixed * rng.uniform(0, 1, layers)).tolist(),
                     "row_s": row.tolist(),
+                    **(many if rng.random() < 0.5 else {}),
                     "position_s": rng.uniform(0, 1e-6, layers).tolist(),
                     "chunk_position_s": rng.uniform(0, 1e-6, layers).tolist(),
                     "cache_bytes": rng.integers(0, 2000, layers).tolist(),
