@@ -97,8 +97,9 @@ MIXED_LENGTHS = (12, 200)
 MIXED_TARGET = 0.05
 DECODER_PROMPT = 96
 DECODER_ANSWERS = {1: 64, 8: 600}
-"""Tokens of each answer, by the number of streams: long ones for a run that is watched, short ones where two
-texts are to follow each other, as the cache has no room for both."""
+"""Tokens of each answer, by the number of streams: long ones for a run that is watched, short ones where
+texts are to follow each other, as the cache has no room for two."""
+DECODER_TEXTS = 8
 DECODER_TARGET = 0.1
 LOAD_PROMPTS = 8192
 LOAD_CONTEXT = 32
@@ -478,7 +479,7 @@ def run_decoder(
             "max_tokens": DECODER_ANSWERS[streams],
             "ignore_eos": True,
         }
-        for _ in range(2 * streams if streams == 1 else streams)
+        for _ in range(DECODER_TEXTS)
     ]
     (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     common = ["-m", str(model), "--dtype", dtype, "-u", str(streams), "-c", "tcp", "--port", str(port)]
