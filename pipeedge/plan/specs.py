@@ -179,7 +179,7 @@ class EndCosts:
     feed_s: float
     """Seconds to make a step, and of the threads that hand it over to one another."""
     feed_row_s: float
-    """Seconds of the same for each row of it."""
+    """Seconds of the same for each text that has rows in it."""
     memory_bytes: float
     """Bytes of embedding, last norm and head."""
 

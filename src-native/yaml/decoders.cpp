@@ -86,7 +86,8 @@ void set_step_costs(const StepCosts& steps, const ModelSpec& model, const StepRo
     const double position_s = rows.chunk ? steps.chunk_position_s[layer] : steps.position_s[layer];
     type.time_s[layer] = rows_s(steps, layer, rows.rows) + rows.rows * attended * position_s;
   }
-  type.feed_s = steps.ends.feed_s + rows.rows * steps.ends.feed_row_s;
+  const double texts = rows.chunk ? 1 : rows.rows;
+  type.feed_s = steps.ends.feed_s + texts * steps.ends.feed_row_s;
   type.collect_s = rows.chunk ? 0 : ends_s(steps.ends, rows.rows);
 }
 

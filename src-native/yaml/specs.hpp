@@ -74,7 +74,7 @@ struct StepCosts {
   std::vector<double> many_start_s, many_row_s;  // both empty: as start_s and row_s
   std::vector<double> cache_bytes;  // for each position of a sequence
   // Of the ends, on the data rank: max(fixed_s, start_s + rows * row_s) for the rows that decide a token, and
-  // feed_s + rows * feed_row_s for all rows.
+  // feed_s + texts * feed_row_s for making a step of rows of so many texts.
   struct Ends {
     double fixed_s = 0, start_s = 0, row_s = 0, feed_s = 0, feed_row_s = 0;
     double mem_bytes = 0;

@@ -201,7 +201,7 @@ class Cluster:
                 continue
             ends, tcp = one["steps"]["ends"], one["handling"]["tcp"]
             nbytes = [rows * self.elements(cut) * ELEMENT[dtype] for cut in (0, case.layers)]
-            feeds = ends["feed_s"] + rows * ends["feed_row_s"]
+            feeds = ends["feed_s"] + (1 if chunk else rows) * ends["feed_row_s"]
             collects = 0.0 if chunk else max(ends["fixed_s"], ends["start_s"] + rows * ends["row_s"])
             feed, collect, both = max(feed, feeds), max(collect, collects), max(both, feeds + collects)
             feed_link = max(feed_link, tcp["send_s"] + tcp["send_s_per_MB"] * nbytes[0] / MB)
