@@ -20,19 +20,21 @@ _CLOCK_WARNING_S = 0.5
 """Smallest clock offset to report; smaller ones may come from the network and the threads in between."""
 
 
-def check_agreement(mismatches: Iterable[str], unlike: str | None, compared: int) -> list[Finding]:
+def check_agreement(mismatches: Iterable[str], unlike: str | None, world_size: int) -> list[Finding]:
     """Turn what ``pipeedge.plan.facts`` found into findings.
 
     Args:
         mismatches: What keeps the ranks from working together.
         unlike: How ranks that can work together differ, or None.
-        compared: Number of ranks, if all were compared, or 1.
+        world_size: Number of ranks.
     """
     found = [problem("agreement", mismatch) for mismatch in mismatches]
-    if found or compared == 1:
+    if found or world_size == 1:
         return found
     return [
-        ok("agreement", f"all {compared} ranks have the same version of PipeEdge, model, weights and sizes"),
+        ok(
+            "agreement", f"all {world_size} ranks have the same version of PipeEdge, model, weights and sizes"
+        ),
         *([] if unlike is None else [warning("agreement", unlike)]),
     ]
 

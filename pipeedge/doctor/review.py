@@ -14,7 +14,7 @@ from pipeedge.base.fields import Options, convert, decoding
 from pipeedge.base.payload import specs_bytes
 from pipeedge.base.wording import count
 from pipeedge.doctor.file_checks import check_files
-from pipeedge.doctor.findings import Finding, ok, problem_from, warning
+from pipeedge.doctor.findings import Finding, ok, problem, problem_from, warning
 from pipeedge.doctor.rank_checks import Need, check_agreement, check_memory, check_weights
 from pipeedge.models import Model
 from pipeedge.models.decoder import DecoderModel
@@ -69,8 +69,7 @@ def review(
         model: Model of rank 0.
         facts: Facts that each rank reports about itself.
     """
-    stated = {rank: told for rank, told in facts.items() if "items" in told}  # the others lack the model
-    found = check_agreement(disagreements(stated), unlikeness(stated), len(facts) if stated == facts else 1)
+    found = _compare(facts, request.world.size)
     files = None
     try:
         files = _read_files(request.schedule)
@@ -105,6 +104,21 @@ def _read_files(wanted: ScheduleRequest) -> SpecFiles | None:
     return read_files(models=wanted.models_file, device_types=wanted.dev_types_file, devices=wanted.dev_file)
 
 
+def _compare(facts: Mapping[int, Mapping[str, Any]], world_size: int) -> list[Finding]:
+    """Compare the ranks: those without the model, which report that, only by their versions."""
+    stated = {rank: told for rank, told in facts.items() if _has_model(told)}
+    if len(stated) == len(facts):
+        return check_agreement(disagreements(facts), unlikeness(facts), world_size)
+    versions = {rank: {"version": told.get("version")} for rank, told in facts.items()}
+    mismatches = dict.fromkeys((*disagreements(versions), *disagreements(stated)))
+    return [problem("agreement", mismatch) for mismatch in mismatches]
+
+
+def _has_model(told: Mapping[str, Any]) -> bool:
+    """Return whether a rank knows the model of the run."""
+    return told.get("has_model") is not False
+
+
 def _plan(
     request: RunRequest,
     model: Model | DecoderModel,
@@ -113,7 +127,7 @@ def _plan(
 ) -> Plan | None:
     told = facts[request.schedule.data_rank]
     data = InputFacts(None, 0, None, None)
-    if "items" in told:
+    if _has_model(told):
         with decoding("what the data rank says of its input"):
             data = convert(told, InputFacts)
     planned = plan_schedule(request, model, data.sizes)

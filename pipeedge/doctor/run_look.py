@@ -51,6 +51,7 @@ def look_at_run(
     """
     quiet_links()  # before torch is imported
     from pipeedge.models.decoder import find_runnable
+    from pipeedge.plan.facts import software_facts
     from pipeedge.plan.model_limits import fitting_request
     from pipeedge.run.stage import resolve_device
 
@@ -64,9 +65,10 @@ def look_at_run(
         found = find_runnable(request.model.name)
         request = fitting_request(request, found)
         model = found
-    facts = {} if model is None else _model_facts(request, model, notes, outputs)
+    facts = software_facts() if model is None else _model_facts(request, model, notes, outputs)
     machine = probe.machine()
     facts |= {
+        "has_model": model is not None,
         "host": machine.host,
         "machine": machine.machine,
         "free_bytes": machine.free_bytes,

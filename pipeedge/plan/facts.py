@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeedge.models.outline import Outline
     from pipeedge.request.config import RunRequest
 
-__all__ = ["OLDEST_TORCH", "disagreement", "disagreements", "rank_facts", "unlikeness"]
+__all__ = ["OLDEST_TORCH", "disagreement", "disagreements", "rank_facts", "software_facts", "unlikeness"]
 
 OLDEST_TORCH = (2, 9)
 """Oldest version of torch with which a rank can take part, as in pyproject.toml."""
@@ -57,9 +57,7 @@ def rank_facts(
     own_name = model.name if model.directory is None else None
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
     return {
-        "version": pipeedge.__version__,
-        "torch": str(torch.__version__).split("+")[0],
-        "processor": platform.machine(),
+        **software_facts(),
         "architecture": f"{config.family} of {config.blocks} blocks of {config.hidden} ({digest[:8]})",
         "weights": weights,
         "memory_bytes": memory_bytes,
@@ -73,6 +71,15 @@ def rank_facts(
         **{f"{_COMMON_OPTION}{name}": value for name, value in request.agreed(own_name).items()},
         **{f"{_SCHEDULE_OPTION}{name}": value for name, value in request.given.schedule.items()},
         **{f"{_DATA_OPTION}{name}": value for name, value in request.given.data.items()},
+    }
+
+
+def software_facts() -> dict[str, str]:
+    """Return the facts about a rank that do not depend on the model."""
+    return {
+        "version": pipeedge.__version__,
+        "torch": str(torch.__version__).split("+")[0],
+        "processor": platform.machine(),
     }
 
 

@@ -331,6 +331,12 @@ def test_fault_a_data_rank_without_the_model(tmp_path: Path) -> None:
     for examined in (first, second):
         only_problem(examined, "model", "nowhere")
         assert examined.status == 2
+    # An old version may be why it does not know the model.
+    old = FakeProbe(software={"version": "0.0.1"})
+    first, _ = examine_all((0, 2), (1, 2, "-m", tmp_path / "nowhere"), probes={1: old})
+    assert first.found("problem", "model")
+    (mismatch,) = first.found("problem", "agreement")
+    assert "0.0.1" in mismatch
 
 
 def test_fault_different_version() -> None:
