@@ -132,7 +132,8 @@ def spread_warning(results: ProfileResults) -> str | None:
     spread = sum(each.time_spread_s or 0.0 for each in measured)
     if not total or spread / total <= UNSTEADY:
         return None
+    kept = "medians" if results.ends is None else "means"
     return (
-        f"layer times vary by {spread / total:.0%} between repetitions (the medians are kept); measure again "
+        f"layer times vary by {spread / total:.0%} between repetitions (the {kept} are kept); measure again "
         "while nothing else runs"
     )
