@@ -153,6 +153,7 @@ def _steps_of(profile: ModelProfile) -> dict[str, Any]:
             **{name: list(getattr(steps, name)) for name in lists},
             "ends": {**ends, "mem_MB": steps.ends.memory_bytes / BYTES_PER_MB},
             **({} if steps.residual is None else {"residual": steps.residual}),
+            **({} if steps.variation is None else {"variation": steps.variation}),
             **(
                 {}
                 if steps.load_s_per_byte is None

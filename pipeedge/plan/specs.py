@@ -216,6 +216,8 @@ class StepCosts:
     """Seconds of each row of such a step; empty as well, then."""
     residual: float | None = None
     """Largest relative deviation of a measured step from these numbers, or None if unknown."""
+    variation: float | None = None
+    """Standard deviation of the time of a step, as a part of the mean, or None if unknown."""
     load_s_per_byte: float | None = None
     """Seconds to load a byte of weights from a file that was read before, or None if unknown."""
 
@@ -226,8 +228,9 @@ class StepCosts:
             is_left_out = name in _MANY and not (self.many_start_s or self.many_row_s)
             if len(values) != len(self.fixed_s) and not is_left_out:
                 raise SpecError(f"{name} has {len(values)} layers, fixed_s {len(self.fixed_s)}")
-        if self.load_s_per_byte is not None:
-            _check_numbers("load_s_per_MB", [self.load_s_per_byte])
+        for name, value in (("load_s_per_MB", self.load_s_per_byte), ("variation", self.variation)):
+            if value is not None:
+                _check_numbers(name, [value])
 
     def scaled(self, factor: float) -> StepCosts:
         """Return the costs on a device that takes ``factor`` times as long."""

@@ -264,6 +264,7 @@ def measure_decoder(
     return replace(
         found,
         residual=residual,
+        variation=steps.variation(timed, quota),
         load_s_per_byte=loading_s / loaded if weights is None else None,
         overhead_s=quota.stretch * statistics.median(one.stage_s for one in at_work[local[0]]),
         handling=handling,
@@ -372,18 +373,30 @@ class _Steps:
             number * windowed + own % windowed if windowed else own[:0],
         )
 
+    def _whole(self, one: _Timed, quota: Quota) -> Seconds:
+        """Return the time of a step in each repetition.
+
+        One that the machine delayed for another reason counts as half as long again as the median. A process
+        that pauses does so in some steps and not in others, so its processor time counts.
+        """
+        whole = np.array(one.layers).sum(axis=1)
+        if quota.pauses:
+            whole = quota.stretch * np.array(one.processor_s)
+        return np.minimum(whole, _DELAYED * np.median(whole))
+
     def _typical(self, one: _Timed, quota: Quota) -> Seconds:
         """Return the typical time of each layer of a step; together, they take the mean time of a step.
 
-        A run takes as long as its slow steps and its fast ones together. But one that the machine delayed
-        for another reason counts as half as long again as the median. A process that pauses does so in some
-        steps and not in others, so its processor time counts.
+        A run takes as long as its slow steps and its fast ones together.
         """
-        layers = np.array(one.layers)
-        medians = np.median(layers, axis=0)
-        whole = quota.stretch * np.array(one.processor_s) if quota.pauses else layers.sum(axis=1)
-        typical = np.minimum(whole, _DELAYED * np.median(whole)).mean()
-        return np.asarray(medians * (typical / medians.sum()))
+        medians = np.median(np.array(one.layers), axis=0)
+        return np.asarray(medians * (self._whole(one, quota).mean() / medians.sum()))
+
+    def variation(self, timed: Sequence[_Timed], quota: Quota) -> float:
+        """Return the standard deviation of the time of a step of few rows, as a part of the mean."""
+        pairs = zip(timed, self.points, strict=True)
+        steps = [self._whole(one, quota) for one, point in pairs if not point.is_chunk]
+        return float(np.sqrt(np.mean([np.var(whole / whole.mean()) for whole in steps])))
 
     def fit(self, timed: Sequence[_Timed], quota: Quota) -> tuple[dict[tuple[int, int], Seconds], float]:
         """Return the numbers of the layers of each kind of block, and the largest deviation of a step."""

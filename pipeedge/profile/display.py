@@ -98,7 +98,8 @@ def _steps_summary(results: ProfileResults, ends: EndCosts) -> Iterator[str]:
         f"{sum(one.cache_bytes for one in layers) / 1024:.1f} kB of cache for each position"
     )
     if results.residual is not None:
-        yield f"fit          measured steps deviate from this by up to {results.residual:.0%}"
+        varies = "" if results.variation is None else f"; equal steps vary by {results.variation:.0%}"
+        yield f"fit          measured steps deviate from this by up to {results.residual:.0%}{varies}"
 
 
 def _ms(seconds: float) -> str:

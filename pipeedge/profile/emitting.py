@@ -154,7 +154,11 @@ def _steps(results: ProfileResults) -> StepCosts | None:
         if field.name != "window"
     }
     return StepCosts(
-        **lists, ends=results.ends, residual=results.residual, load_s_per_byte=results.load_s_per_byte
+        **lists,
+        ends=results.ends,
+        residual=results.residual,
+        variation=results.variation,
+        load_s_per_byte=results.load_s_per_byte,
     )
 
 

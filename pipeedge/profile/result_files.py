@@ -31,8 +31,8 @@ waits.
 
 Layers of a decoder have ``steps``: what a step costs, in seconds (``profile.step_fit``), the bytes that a
 position takes in the cache, and the ``window``. At the top, there are ``ends`` (embedding and head), the
-``context`` (the longest sequence), the ``residual`` of the fit, and ``load_per_MB``, the seconds to load
-2**20 bytes of weights.
+``context`` (the longest sequence), the ``residual`` of the fit, the ``variation`` of the time of a step, and
+``load_per_MB``, the seconds to load 2**20 bytes of weights.
 
 ``time_spread`` and the keys after it, and ``device``, ``threads``, ``kernels``, ``memory_process``,
 ``busy_W``, ``idle_W``, ``agreement``, ``tokens``, ``feed``, ``collect``, ``overhead`` and ``handling`` at the
@@ -89,6 +89,7 @@ _TOP_KEYS = {
     "ends",
     "context",
     "residual",
+    "variation",
     "load_per_MB",
 }
 _ENDS_KEYS = {
@@ -132,7 +133,7 @@ def load_results(path: Path) -> ProfileResults:
     agreement, tokens = document.find("agreement"), document.find("tokens")
     feed, collect, overhead = (document.find(key) for key in ("feed", "collect", "overhead"))
     ends, context, residual = (document.find(key) for key in ("ends", "context", "residual"))
-    load = document.find("load_per_MB")
+    load, variation = document.find("load_per_MB"), document.find("variation")
     handling, watts = document.find("handling"), {key: document.find(key) for key in ("busy_W", "idle_W")}
     try:
         return ProfileResults(
@@ -155,6 +156,7 @@ def load_results(path: Path) -> ProfileResults:
             ends=None if ends is None else _read_ends(ends),
             context=None if context is None else context.whole_number(least=1),
             residual=None if residual is None else residual.number(),
+            variation=None if variation is None else variation.number(),
             load_s_per_byte=None if load is None else load.number() / BYTES_PER_MB,
             extra=_rest(document, _TOP_KEYS),
         )
@@ -251,6 +253,7 @@ def save_results(path: Path, results: ProfileResults) -> None:
         "ends": None if results.ends is None else _ends(results.ends),
         "context": results.context,
         "residual": results.residual,
+        "variation": results.variation,
         "load_per_MB": None if results.load_s_per_byte is None else results.load_s_per_byte * BYTES_PER_MB,
     }
     document = {key: value for key, value in top.items() if value is not None}

@@ -175,6 +175,8 @@ class ProfileResults:
     """Longest sequence of a decoder in tokens, or None for an encoder."""
     residual: float | None = None
     """Largest relative deviation of a measured step of a decoder from what its layers' costs say."""
+    variation: float | None = None
+    """Standard deviation of the time of a step of a decoder, as a part of the mean, or None if unknown."""
     load_s_per_byte: float | None = None
     """Seconds to load a byte of a decoder's weights, or None if unknown."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -300,6 +302,7 @@ class ProfileResults:
             overhead_s=old.overhead_s if self.overhead_s is None else self.overhead_s,
             handling=self.handling or old.handling,
             residual=max((x for x in (old.residual, self.residual) if x is not None), default=None),
+            variation=max((x for x in (old.variation, self.variation) if x is not None), default=None),
             load_s_per_byte=old.load_s_per_byte if self.load_s_per_byte is None else self.load_s_per_byte,
         )
 

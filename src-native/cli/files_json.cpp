@@ -128,6 +128,7 @@ void write_steps(JsonWriter& json, const yaml::StepCosts& steps) {
   json.key("memory_bytes").value(steps.ends.mem_bytes);
   json.close('}');
   write_number(json, "residual", steps.residual);
+  write_number(json, "variation", steps.variation);
   write_number(json, "load_s_per_byte", steps.load_s_per_byte);
   json.close('}');
 }

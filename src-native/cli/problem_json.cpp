@@ -234,6 +234,7 @@ class Reader {
     setting.input_bytes = number_or(entry, "input_bytes", number_or(root_, "input_bytes", -1));
     setting.output_bytes = number_or(entry, "output_bytes", number_or(root_, "output_bytes", -1));
     if (const auto carried = find_inherited(entry, "carried")) setting.carried = carried->numbers();
+    setting.waiting = number_or(entry, "waiting", 1);
     setting.buffers_in = inherited(entry, "buffers_in").number();
     setting.buffers_out = inherited(entry, "buffers_out").number();
     Names types;
@@ -409,6 +410,7 @@ void write_setting(JsonWriter& json, const Problem& problem, const Setting& sett
   if (setting.input_bytes >= 0) json.key("input_bytes").value(setting.input_bytes);
   if (setting.output_bytes >= 0) json.key("output_bytes").value(setting.output_bytes);
   write_known(json, "carried", setting.carried);
+  if (setting.waiting != 1) json.key("waiting").value(setting.waiting);
   json.key("buffers_in").value(setting.buffers_in);
   json.key("buffers_out").value(setting.buffers_out);
   json.key("types").open('[');

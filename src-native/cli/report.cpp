@@ -89,7 +89,8 @@ TextFigures text_figures(const Answer& answer) {
   for (std::size_t g = 0; g < problem.either.size(); ++g) {
     const AsideCost& cost = answer.costs.either[g];
     const double rows = problem.either[g].settings.front().batch_size;
-    const double rate = std::min(rows / cost.longest_s, streams / cost.latency_s);
+    const double period_s = cost.longest_s * problem.either[g].settings.front().waiting;
+    const double rate = std::min(rows / period_s, streams / cost.latency_s);
     if (rate <= loosened(found.tokens_per_s)) continue;
     found.tokens_per_s = rate;
     found.groups = streams / rows;
@@ -135,6 +136,11 @@ std::string agreement_text(const Answer& answer, double loss) {
   return answer.named.losses_known() ? figure_text(std::max(0.0, 1 - loss)) : "unknown";
 }
 
+// How many times as long the period is as the longest stage or link.
+double waiting_of(const Answer& answer) {
+  return problem_of(answer).setting(answer.solution.stages.front().setting).waiting;
+}
+
 // The stage or link that determines the period. Stages count from 0.
 struct Bottleneck {
   static constexpr int kDataHost = -1;
@@ -159,7 +165,7 @@ Bottleneck find_bottleneck(const Answer& answer) {
   }
   consider("data", Bottleneck::kDataHost, Bottleneck::kDataHost,
            std::max(answer.costs.feeding_s, answer.costs.collecting_s));
-  if (answer.solution.period_s > loosened(worst.seconds)) consider("latency", 0, 0, answer.solution.period_s);
+  if (answer.solution.period_s > loosened(worst.seconds * waiting_of(answer))) consider("latency", 0, 0, answer.solution.period_s);
   return worst;
 }
 
@@ -315,7 +321,7 @@ std::string stage_table(const Answer& answer, std::size_t room) {
     row.push_back(bits != 0 ? std::to_string(bits) : "-");
     if (joint) row.push_back(answer.named.losses_known() ? figure_text(cost.loss + cost.link_loss) : "-");
     row.push_back(megabytes_text(cost.mem_bytes) + " of " + megabytes_text(cost.mem_available_bytes));
-    row.push_back(microseconds_text(answer.solution.period_s - cost.worst_s()));
+    row.push_back(microseconds_text(answer.solution.period_s / waiting_of(answer) - cost.worst_s()));
     table.row(row);
   }
   return table.text(room);
@@ -483,7 +489,7 @@ void write_stage(JsonWriter& json, const Answer& answer, std::size_t s) {
     json.key("load_bytes").value(cost.load_bytes);
   }
   json.key("mem_available_bytes").value(cost.mem_available_bytes);
-  json.key("slack_s").value(answer.solution.period_s - cost.worst_s());
+  json.key("slack_s").value(answer.solution.period_s / waiting_of(answer) - cost.worst_s());
   if (notes.threads > 0) json.key("threads").value(notes.threads);
   if (!notes.kernels.empty()) json.key("kernels").value(notes.kernels);
   json.key("tokens").numbers(notes.tokens);

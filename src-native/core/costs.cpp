@@ -194,7 +194,8 @@ Costs evaluate(const Problem& problem, const std::vector<Stage>& stages) {
 
 Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector<Stage>& stages) {
   check_plan(problem, stages);
-  const DataHost data = data_host_of(problem, problem.setting(stages.front().setting).batch_size);
+  const Setting& whole = problem.setting(stages.front().setting);
+  const DataHost data = data_host_of(problem, whole.batch_size);
   Costs costs;
   costs.stages.reserve(stages.size());
   costs.feeding_s = data.feeding_s(stages.front().host != problem.data_host);
@@ -245,10 +246,10 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
     costs.stages.push_back(cost);
   }
   costs.latency_s += costs.stages.back().link_out_s;
+  costs.period_s *= whole.waiting;
   if (problem.returns()) {
     costs.latency_s += costs.feeding_s + costs.collecting_s;
-    const double batch_size = problem.setting(stages.front().setting).batch_size;
-    costs.period_s = std::max(costs.period_s, costs.latency_s * batch_size / problem.most_items);
+    costs.period_s = std::max(costs.period_s, costs.latency_s * whole.batch_size / problem.most_items);
   }
   for (const Aside& one : problem.asides)
     costs.asides.push_back(aside_cost(problem, links, stages, one, 0, problem.layers()));

@@ -48,6 +48,7 @@ Instance::Instance(const Problem& problem, const LinkTable& links, double batch_
   std::map<double, int> levels;
   for (std::size_t s = 0; s < problem.settings.size(); ++s) {
     if (problem.settings[s].batch_size != batch_size) continue;
+    waiting_ = problem.settings[s].waiting;
     levels.emplace(problem.settings[s].element_bytes, settings());
     settings_.push_back(static_cast<int>(s));
     for (int cut = 0; cut <= layers(); ++cut) bytes_.push_back(cut_bytes(problem, problem.settings[s], cut));
@@ -248,7 +249,7 @@ void Instance::bound_layers() {
   }
 }
 
-double Instance::least_period() const { return std::max(data_.floor_s(), longest_layer_); }
+double Instance::least_period() const { return std::max(data_.floor_s(), longest_layer_) * waiting_; }
 
 void Instance::compare_senders() {
   if (senders() > kComparedSenders) return;
@@ -336,9 +337,10 @@ double Instance::link_out(int mode, int cut) const {
   return link_seconds(least_bytes(own.level, cut), best.bw_bytes_per_s, best.latency_s);
 }
 
-std::vector<double> Instance::times_between(double low, double high) const {
+std::vector<double> Instance::periods_between(double low, double high) const {
   std::vector<double> values;
-  const auto note = [&](double value) {
+  const auto note = [&](double seconds) {
+    const double value = seconds * waiting_;
     if (value >= low && loosened(value) < high) values.push_back(value);
   };
   for (int m = 0; m < static_cast<int>(modes_.size()); ++m) {
@@ -346,7 +348,7 @@ std::vector<double> Instance::times_between(double low, double high) const {
       GrowingStage stage = stage_from(m, first);
       while (stage.last() < layers()) {
         stage.add_layer();
-        if (!(stage.layers_s() < high) || overfull(m, stage)) break;
+        if (!(stage.layers_s() * waiting_ < high) || overfull(m, stage)) break;
         if (room(m, stage) >= 0) note(busy_seconds(m, stage));
       }
       note(link_in(m, first));

@@ -42,6 +42,8 @@ class Instance {
 
   const Problem& problem() const { return problem_; }
   double batch_size() const { return batch_size_; }
+  // How many times as long the period is as the longest stage or link.
+  double waiting() const { return waiting_; }
   int layers() const { return problem_.layers(); }
   bool pairwise() const { return pairwise_; }
   // No plan has more stages.
@@ -140,8 +142,8 @@ class Instance {
   AsideStage aside_stage(int aside, int mode, int first, int last) const;
   double aside_bytes(int aside) const { return asides_[index(aside)].bytes; }
 
-  // Every time of a stage or link in [low, high), clearly below high, as values between which a period can lie.
-  std::vector<double> times_between(double low, double high) const;
+  // The period by every time of a stage or link, in [low, high) and clearly below high: no period lies between two.
+  std::vector<double> periods_between(double low, double high) const;
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
@@ -169,6 +171,7 @@ class Instance {
 
   const Problem& problem_;
   double batch_size_;
+  double waiting_ = 1;
   DataHost data_;
   bool pairwise_ = false;
   bool nested_ = true;

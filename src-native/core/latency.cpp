@@ -90,7 +90,7 @@ class LatencySearch {
     double high = incumbent_.best().costs.period_s;
     if (incumbent_.problem().returns()) return high;  // which is a part of the latency
     while (high > loosened(low) && !incumbent_.clock().expired()) {
-      const std::optional<double> middle = middle_time(size_.instance, low, high);
+      const std::optional<double> middle = middle_period(size_.instance, low, high);
       if (!middle) break;
       limits.period_s = *middle;
       const Network network(size_.instance, limits);

@@ -18,7 +18,7 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 Network::Network(const Instance& instance, const Limits& limits, std::optional<Amount> least)
     : instance_(instance), limits_(limits),
       // Finite, so that a link without bandwidth (infinite seconds) always exceeds it.
-      longest_(std::min(loosened(limits.period_s), std::numeric_limits<double>::max())) {
+      longest_(std::min(loosened(limits.period_s / instance.waiting()), std::numeric_limits<double>::max())) {
   for (std::size_t number = 0; number < kAmounts; ++number) {
     const auto amount = static_cast<Amount>(number);
     place_[amount] = -1;

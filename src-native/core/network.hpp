@@ -118,8 +118,8 @@ class Network {
     }
   }
 
-  // The smallest time of a stage or link above the period; no value between the two can be an optimum.
-  double next_period() const { return next_; }
+  // The smallest period above this one by the time of a stage or link; no value between the two can be an optimum.
+  double next_period() const { return next_ * instance_.waiting(); }
   // Smallest number of stages from a cut to the end, regardless of capacities.
   int min_stages(int cut) const { return min_stages_[static_cast<std::size_t>(cut)]; }
   // Whether a mode may run this stage, even if the arc is omitted.
@@ -183,10 +183,10 @@ class Network {
   bool by_reach_ = false;
   bool timed_ = false;  // whether seconds matter
   bool narrowest_ = false;
-  double longest_ = 0;                                     // the period with its tolerance
+  double longest_ = 0;                                     // of stages and links in the period, with its tolerance
   Amounts most_{};                                         // limits with their tolerance
   std::array<double, Problem::kMostAsides> longest_of_{};  // of stages and links, by aside
-  double next_ = kInfinity;
+  double next_ = kInfinity;  // the shortest stage or link above it
   std::vector<Ends> ends_;      // by mode
   std::vector<Speed> speeds_;   // [from group, to group]
   std::vector<Hop> table_;      // empty where it would be too large

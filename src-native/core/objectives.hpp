@@ -12,7 +12,7 @@ namespace pipeedge {
 Answer find_any(Incumbent& incumbent, int s);
 
 // A time of a stage or link in [low, high) that halves those there are; none if there is none.
-std::optional<double> middle_time(const Instance& instance, double low, double high);
+std::optional<double> middle_period(const Instance& instance, double low, double high);
 
 void maximise_throughput(Incumbent& incumbent);
 void minimise_latency(Incumbent& incumbent);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -102,6 +103,8 @@ void check_type(const DeviceType& type, const std::string& what, std::size_t lay
 void check_setting(const Setting& setting, const Problem& problem) {
   check_number(setting.batch_size, "the batch size");
   if (setting.batch_size <= 0) fail("the batch size must be positive");
+  check_number(setting.waiting, "the factor for waiting");
+  if (setting.waiting < 1) fail("the factor for waiting is below 1");
   check_number(setting.element_bytes, "the bytes of an element");
   check_number(std::max(setting.input_bytes, 0.0), "the bytes of an item of input");
   check_number(std::max(setting.output_bytes, 0.0), "the bytes of an item of output");
@@ -199,8 +202,12 @@ void validate(const Problem& problem) {
     if (!names.insert(name).second) fail("two hosts have the name " + name);
   }
   std::set<std::pair<double, std::string>> seen;
+  std::map<double, double> waiting;
   for (const Setting& setting : problem.settings) {
     check_setting(setting, problem);
+    if (waiting.emplace(setting.batch_size, setting.waiting).first->second != setting.waiting) {
+      fail("the settings of one microbatch size have different factors for waiting");
+    }
     if (!seen.emplace(setting.batch_size, setting.dtype).second) {
       fail("the number type " + setting.dtype + " comes twice for one microbatch size");
     }

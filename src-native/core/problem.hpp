@@ -17,7 +17,8 @@
 //   feeding        = feed_s of the data host's type, plus input_send_s if the first stage is on another host
 //   collecting     = collect_s of the data host's type, plus output_receive_s if the last stage is on another host
 //   busy(s, h)     = compute(s, h), plus feeding + collecting on the data host
-//   period         = max over stages (busy), links, feeding and collecting (throughput = batch_size / period)
+//   period         = max over stages (busy), links, feeding and collecting, times `waiting` (throughput = batch_size /
+//                    period)
 //   latency        = sum over all stages and links: one microbatch through an idle pipeline
 //   loss           = sum over all stages (of their layers) and links (of their cuts, at their widths)
 //   items/s        <= most_items / latency, if at most so many items are under way at a time, and a next one enters only
@@ -139,6 +140,9 @@ struct Setting {
   double output_bytes = -1;  // of one item that leaves the last layer; negative: elements * element_bytes
   // Empty, or by cut 0..L: part of these bytes that a microbatch has on average. Buffers hold the largest one.
   std::vector<double> carried;
+  // How many times as long the period is because no microbatch takes exactly as long as the mean, and what is ready
+  // waits for what is not yet: at least 1, and equal for all settings of one microbatch size.
+  double waiting = 1;
   double buffers_in = 2;          // microbatches that a stage buffers before itself
   double buffers_out = 2;         // ... and after itself
   std::vector<DeviceType> types;  // types without hosts are allowed

@@ -171,7 +171,7 @@ WhyUnused why_unused(const Problem& problem, int host, Objective objective, cons
       const double seconds = type.time_s[static_cast<std::size_t>(l)];
       why.needed_bytes = std::min(why.needed_bytes, layer_bytes(problem, setting, type, l));
       if (setting.batch_size != solution.batch_size) continue;
-      fastest = std::min(fastest, seconds);
+      fastest = std::min(fastest, seconds * setting.waiting);
       sum += seconds;
       for (const Width& width : problem.widths) {
         if (l == 0 || !useful(setting, width.bits)) continue;

@@ -204,7 +204,7 @@ class Follower {
   Follower(const Problem& problem, const Before& before, const Options& options, const std::vector<Stage>& found)
       : problem_(problem), before_(before), options_(options), links_(problem), found_(found),
         best_(evaluate(problem, links_, found)), running_(plan_that_runs()) {
-    limit_s_ = kSlower * best_.period_s;
+    limit_s_ = kSlower * best_.period_s / problem.setting(found.front().setting).waiting;
     if (running_) running_costs_ = evaluate(problem, links_, *running_);
   }
 

@@ -89,7 +89,7 @@ class PeriodSearch {
     // Where a period may be a part of a latency, which is a sum, any value may be the optimum.
     if (incumbent_.problem().returns())
       return std::exchange(halves_, !halves_) ? low + (high - low) / 2 : just_below(high);
-    return middle_time(size_.instance, low - kRelativeTolerance * low, high);
+    return middle_period(size_.instance, low - kRelativeTolerance * low, high);
   }
 
   // No plan with a period below this is left after a "no".
@@ -142,8 +142,8 @@ void break_ties(Incumbent& incumbent) {
 
 }  // namespace
 
-std::optional<double> middle_time(const Instance& instance, double low, double high) {
-  std::vector<double> values = instance.times_between(low, high);
+std::optional<double> middle_period(const Instance& instance, double low, double high) {
+  std::vector<double> values = instance.periods_between(low, high);
   if (values.empty()) return std::nullopt;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -314,6 +314,7 @@ class Assembler {
     }
     double hosts = 0;
     for (const TypeHosts& entry : devices_.entries) hosts += static_cast<double>(requested(entry.hosts).size());
+    variation_ = largest_variation();
     problem_.most_items = texts_.alone ? 1 : texts_.streams;
     for (const std::string& dtype : number_types_of_steps()) {
       if (texts_.alone) {
@@ -333,6 +334,25 @@ class Assembler {
     assembly_.texts = texts_;
   }
 
+  // Of the steps of all hosts that may take part.
+  double largest_variation() const {
+    double most = 0;
+    for (const TypeHosts& entry : devices_.entries) {
+      const auto spec = type_spec_.find(entry.type);
+      if (spec == type_spec_.end() || requested(entry.hosts).empty()) continue;
+      const std::vector<Profile>* const found = find_profiles(*spec->second, request_.model);
+      for (std::size_t p = 0; found != nullptr && p < found->size(); ++p) {
+        if ((*found)[p].steps) most = std::max(most, (*found)[p].steps->variation.value_or(0));
+      }
+    }
+    return most;
+  }
+
+  // How many times as long the period is as the longest stage. Groups of texts wait for one another: for two normal
+  // times of one mean and deviation, the longer one is that deviation / sqrt(pi) above the mean (Clark 1961, The
+  // Greatest of a Finite Set of Random Variables). A single group waits for no other.
+  double waiting(double rows) const { return rows < texts_.streams ? 1 + variation_ * 0.5641895835477563 : 1; }
+
   std::vector<std::string> number_types_of_steps() {
     check_number_type(request_.dtype);
     if (!request_.choice) return {std::string(short_dtype(request_.dtype))};
@@ -348,6 +368,7 @@ class Assembler {
     setting.batch_size = rows;
     setting.dtype = dtype;
     setting.element_bytes = find_number_type(dtype)->element_bytes;
+    setting.waiting = texts_.alone ? 1 : waiting(rows);
     // Buffers are for the largest step.
     setting.buffers_in = request_.buffers_in * most_rows(texts_) / rows;
     setting.buffers_out = request_.buffers_out * most_rows(texts_) / rows;
@@ -361,6 +382,11 @@ class Assembler {
       own.state_bytes = state_bytes(*profile->steps, *model_, texts_);
       if (profile->steps->load_s_per_byte) own.load_s_per_byte = *profile->steps->load_s_per_byte;
       set_rows(*profile, {rows, texts_.positions(), false}, setting, own);
+      if (std::all_of(own.time_s.begin(), own.time_s.end(), [](double seconds) { return seconds == 0; })) {
+        throw SpecError(types_name_ + ":" + std::to_string(profile->line) + ": " + printable(type.name) +
+                        ": model_profiles: " + printable(request_.model) +
+                        ": steps: no layer takes any time; measure them again (pipeedge profile)");
+      }
     }
     problem_.settings.push_back(std::move(setting));
   }
@@ -416,7 +442,7 @@ class Assembler {
       Aside group = aside(number_text(groups), {rows, texts_.positions(), false});
       if (texts_.min_tokens_per_s > 0) {
         group.max_s = texts_.streams / texts_.min_tokens_per_s;
-        group.longest_limit_s = rows / texts_.min_tokens_per_s;
+        group.longest_limit_s = rows / texts_.min_tokens_per_s / waiting(rows);
       }
       problem_.either.push_back(std::move(group));
     }
@@ -453,6 +479,7 @@ class Assembler {
       if (aside.setting(setting.dtype) != nullptr) continue;
       Setting other = setting;
       other.batch_size = rows.rows;
+      other.waiting = waiting(rows.rows);
       for (std::size_t host = 0; host < other.type_of.size(); ++host) {
         if (other.type_of[host] == Setting::kUnprofiled) continue;
         DeviceType& type = other.types[static_cast<std::size_t>(other.type_of[host])];
@@ -771,6 +798,7 @@ class Assembler {
   std::unordered_map<std::string, const TypeSpec*> type_spec_;
   std::string data_host_;        // empty: none
   Texts texts_;                  // of a decoder
+  double variation_ = 0;         // of its steps
   std::vector<Length> lengths_;  // of the microbatches of the setting that is being added
   Assembly assembly_;
   Problem& problem_ = assembly_.problem;

@@ -211,6 +211,7 @@ StepCosts steps_from(const View& view, std::size_t layers) {
   steps.ends.feed_row_s = ends.at("feed_row_s").number();
   steps.ends.mem_bytes = ends.at("mem_MB").number() * kBytesPerMB;
   steps.residual = seconds_of(view, "residual");
+  steps.variation = seconds_of(view, "variation");
   if (const auto load = seconds_of(view, "load_s_per_MB")) steps.load_s_per_byte = *load / kBytesPerMB;
   return steps;
 }

@@ -9,7 +9,7 @@
 //                                  receive_s_per_MB, send_s, send_s_per_MB]   (optional from spread_s on); for
 //                                  text optionally tokens, and lengths: [tokens, time_s, ...] for other lengths; for
 //                                  decoders steps: fixed_s, start_s, row_s, position_s, chunk_position_s, cache_bytes,
-//                                  optionally many_start_s and many_row_s, and
+//                                  optionally many_start_s, many_row_s and variation, and
 //                                  ends: fixed_s, start_s, row_s, feed_s, feed_row_s, mem_MB
 //                         type  -> busy_W, idle_W                        (optional)
 //   devices.yml           type  -> [host]
@@ -80,6 +80,7 @@ struct StepCosts {
     double mem_bytes = 0;
   } ends;
   std::optional<double> residual;         // largest relative deviation of a measured step
+  std::optional<double> variation;        // standard deviation of a step's time, as a part of the mean
   std::optional<double> load_s_per_byte;  // of weights, from a file that was read before
 };
 

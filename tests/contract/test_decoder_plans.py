@@ -70,6 +70,18 @@ def test_a_plan_is_the_best_of_all(tmp_path: Path) -> None:
     assert feasible > 10
 
 
+def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
+    case = random_case(np.random.default_rng(0))
+    for kind in case.types.values():
+        for profile in kind["model_profiles"]["m"]:
+            for name in ("fixed_s", "start_s", "row_s", "many_start_s", "many_row_s", "position_s"):
+                if name in profile["steps"]:
+                    profile["steps"][name] = [0.0] * case.layers
+    done = asked(tmp_path, case)
+    assert done.code == 2
+    assert done.error.endswith("m: steps: no layer takes any time; measure them again (pipeedge profile)")
+
+
 def test_pauses_after_losses_add_up(tmp_path: Path) -> None:
     seen = kept = shorter = copied = 0
     for seed in range(cases(2_000, part=60)):

@@ -352,6 +352,8 @@ def test_a_decoder_is_measured_in_steps(here: Path) -> None:
         steps = profile.steps
         assert steps is not None
         assert steps.residual is not None
+        assert steps.variation is not None
+        assert 0 <= steps.variation < 1
         full, _ = decoder.page_bytes(LayerRange(0, 16), dtype)
         assert sum(steps.cache_bytes) * PAGE == full
         assert len(steps.many_row_s) == 16

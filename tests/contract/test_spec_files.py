@@ -77,7 +77,11 @@ def contexts(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 def steps(layers: int) -> st.SearchStrategy[StepCosts]:
     ends = st.builds(EndCosts, *(st.floats(0, 1e6) for _ in range(5)), memory_bytes=amounts)
     return st.builds(
-        StepCosts, *(lists(layers) for _ in range(6)), ends=ends, residual=st.none() | st.floats(0, 1)
+        StepCosts,
+        *(lists(layers) for _ in range(6)),
+        ends=ends,
+        residual=st.none() | st.floats(0, 1),
+        variation=st.none() | st.floats(0, 1),
     )
 
 

@@ -293,13 +293,21 @@ class Cluster:
         for count in range(1, min(case.streams, len(self.hosts) + 1) + 1):
             rows = case.streams / count
             step = self.passing(plan, rows, self.positions, chunk=False)
-            found = min(rows / step.longest, case.streams / step.latency)
+            found = min(rows / (step.longest * self.waiting(count)), case.streams / step.latency)
             if found > rate * (1 + 1e-12):
                 rate, groups = found, count
         token_s = self.passing(plan, 1, self.positions, chunk=False).latency
         most = min(len(self.hosts), case.layers, 8)
         firsts = [self.prompt_s(plan, stages) for stages in (min(len(plan), most), most)]
         return Figures(rate, groups, token_s, *firsts)
+
+    def waiting(self, groups: int) -> float:
+        """Return how many times as long a step takes as the longest stage, as groups wait for each other."""
+        if groups == 1:
+            return 1.0
+        kinds = [self.case.types[self.type_of[host]] for host in self.hosts]
+        steps = [one["steps"] for kind in kinds for one in kind["model_profiles"]["m"]]
+        return 1 + max(one.get("variation", 0.0) for one in steps) / math.sqrt(math.pi)
 
     def prompt_s(self, plan: list[Stage], stages: int) -> float:
         """Return the seconds to the first token, with chunks for so many stages."""
@@ -467,6 +475,7 @@ def _random_type(rng: np.random.Generator, layers: int, *, joint: bool) -> dict[
                     "start_s": (fixed * rng.uniform(0, 1, layers)).tolist(),
                     "row_s": row.tolist(),
                     **(many if rng.random() < 0.5 else {}),
+                    **({"variation": float(rng.uniform(0, 0.4))} if rng.random() < 0.5 else {}),
                     "position_s": rng.uniform(0, 1e-6, layers).tolist(),
                     "chunk_position_s": rng.uniform(0, 1e-6, layers).tolist(),
                     "cache_bytes": rng.integers(0, 2000, layers).tolist(),

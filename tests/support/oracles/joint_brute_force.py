@@ -6,7 +6,7 @@ It shares no code with the scheduler: costs are added up here as docs/scheduler.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,8 @@ class Case:
     least_rate: float
     """Least items per second where energy is the objective."""
     buffers: tuple[int, int] = (2, 1)
+    waiting: Mapping[int, float] = field(default_factory=dict)
+    """How many times as long the period is as its longest part, by microbatch size; 1 for others."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the problem as ``sched-pipeline --plan auto --problem`` reads it."""
@@ -131,6 +133,7 @@ class Case:
             "dtype": dtype,
             "batch_size": size,
             "element_bytes": ELEMENT_BYTES[dtype],
+            **({"waiting": self.waiting[size]} if size in self.waiting else {}),
             "elements_in": self.elements[0],
             "elements_out": self.elements[1:],
             "output_bytes": self.elements[-1] * 4,
@@ -345,7 +348,7 @@ def _add_data_work(total: Costs, world: _World, host: str, seconds: float, link_
 def _end(total: Costs, world: _World, last: Stage) -> None:
     _add_data_work(total, world, last.host, world.work.collect, world.work.output_receive)
     link = world.seconds(last.host, world.case.data_host, world.cut_bytes(world.case.layers, last.dtype))
-    total.period = max(total.period, link)
+    total.period = max(total.period, link) * world.case.waiting.get(world.size, 1.0)
     total.latency += link
 
 
@@ -472,7 +475,13 @@ def random_case(rng: np.random.Generator) -> Case:
         idle=[],
         least_rate=0.0,
     )
-    return _with_data_links(_with_power(case, kinds, rng), rng)
+    return _with_waiting(_with_data_links(_with_power(case, kinds, rng), rng), rng)
+
+
+def _with_waiting(case: Case, rng: np.random.Generator) -> Case:
+    """Return the case with microbatches that wait for others, in some sizes of some cases."""
+    some = {size for size, _ in case.profiles if rng.random() < 0.3}
+    return replace(case, waiting={size: float(rng.uniform(1, 1.5)) for size in sorted(some)})
 
 
 def _with_data_links(case: Case, rng: np.random.Generator) -> Case:
