@@ -18,8 +18,8 @@ prediction for the longest sentence alone.
 several, each with the cut that the scheduler chooses and with one that memory forces. Tokens a second, the
 time between two tokens, that to the first one, and the bytes of the cache are compared. Tokens a second are
 also compared *as run*: with what is predicted for hosts as fast as the run found them. Cores share the memory
-that steps wait for, which hosts do not. So each core is profiled as the run finds it: for one stream, whose
-stages take turns, while the other core is idle, and for several while it writes text.
+that steps wait for, which hosts do not. So they are profiled as the run finds them: for one stream, whose
+stages take turns, one after the other, and for several at the same time.
 
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
 bed with quotas, also with narrow links. Needs root.
@@ -31,7 +31,6 @@ ranges as shards, both measured alternately in one process.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -42,7 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +100,6 @@ DECODER_ANSWERS = {1: 64, 8: 600}
 texts are to follow each other, as the cache has no room for two."""
 DECODER_TEXTS = 8
 DECODER_TARGET = 0.1
-LOAD_PROMPTS = 8192
-LOAD_CONTEXT = 32
-"""Tokens of each text that a core writes meanwhile: a page, so that there is no room for more texts."""
-LOAD_STARTS_S = 5.0
-"""Seconds after which a core that is to write text does so."""
 UBATCH = 8
 LEAST_MICROBATCHES = 8
 RUN_S = 12.0
@@ -410,47 +404,32 @@ def measure_quotas(
     return worst
 
 
-@contextlib.contextmanager
-def writing(model: Path, dtype: str, directory: Path, cores: Cores, index: int) -> Iterator[None]:
-    """Keep a core writing as many texts as a group of the run with several streams has."""
-    directory.mkdir(exist_ok=True)
-    row = {"prompt_token_ids": [100], "max_tokens": LOAD_CONTEXT - 1, "ignore_eos": True}
-    (directory / "prompts.jsonl").write_text(LOAD_PROMPTS * (json.dumps(row) + "\n"))
-    options = ["0", "1", "-m", str(model), "--dtype", dtype, "-u", str(max(DECODER_ANSWERS) // 2)]
-    options += ["-c", "tcp", "--context", str(LOAD_CONTEXT), "--speculate", "0"]
-    options += ["--input", "prompts.jsonl", "--output", "answers.jsonl"]
-    load = start([*cores.pinned(index), sys.executable, str(ROOT / "runtime.py"), *options], directory)
-    try:
-        time.sleep(LOAD_STARTS_S)
-        yield
-        if load.poll() is not None:
-            raise SystemExit("the texts that one core was to write ended before the other was profiled")
-    finally:
-        load.kill()
-        load.wait()
-
-
 def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, busy: bool) -> None:
-    """Write ``models.yml`` and ``kinds.yml`` for both cores, one measured after the other.
+    """Write ``models.yml`` and ``kinds.yml`` for both cores.
 
     Args:
         model: Directory of the model.
         dtype: Number type.
         directory: Where to write.
         cores: The cores.
-        busy: Whether the other core writes text meanwhile.
+        busy: Whether both compute at the same time, rather than one after the other.
     """
-    kinds = {}
+    meeting = directory / "meeting"
+    meeting.mkdir(parents=True)
+    together = [str(ROOT / "benchmarks" / "profile_together.py"), str(meeting), "2"]
+    kinds, running = {}, []
     for core in range(2):
         place = directory / f"core{core}"
-        place.mkdir(parents=True)
+        place.mkdir()
+        script = [*together, place.name] if busy else [str(ROOT / "profiler.py")]
         options = ["-m", str(model), "--dtype", dtype, "-dt", place.name]
         options += ["--mem-MB", "65536", "--bw-Mbps", "8000"]
-        command = [*cores.pinned(core), sys.executable, str(ROOT / "profiler.py"), *options]
-        beside = writing(model, dtype, directory / "load", cores, 1 - core)
-        with beside if busy else contextlib.nullcontext():
-            wait([start(command, place)])
-        kinds.update(read(place / "device_types.yml"))
+        running.append(start([*cores.pinned(core), sys.executable, *script, *options], place))
+        if not busy:
+            wait(running)
+    wait(running)
+    for core in range(2):
+        kinds.update(read(directory / f"core{core}" / "device_types.yml"))
     shutil.copy(directory / "core0" / "models.yml", directory)
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
