@@ -121,7 +121,7 @@ def _slowness(seconds: float, layers_s: float, own_s: float) -> float:
 
     Args:
         seconds: Measured time of its layers.
-        layers_s: Promised time of its layers.
+        layers_s: Promised time of its layers, with what any stage takes besides.
         own_s: Promised time of the data rank's own work there, or 0.
     """
     return min(seconds / layers_s, max(1.0, seconds / (layers_s + own_s)))

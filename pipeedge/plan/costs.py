@@ -60,7 +60,7 @@ class StageCosts(Struct, frozen=True):
 
     @property
     def layers_s(self) -> float:
-        """Seconds for its layers alone."""
+        """Seconds for its layers, with what any stage takes besides: the time while it computes."""
         return self.compute_s - self.receive_s - self.send_s
 
     @property

@@ -210,9 +210,10 @@ Costs evaluate(const Problem& problem, const LinkTable& links, const std::vector
 
     StageCost cost;
     cost.loss = stage_loss(type, stage.first, stage.last);
-    cost.receive_s = receive_seconds(problem, type, stage.host, stage.first);
+    const double before_s = receive_seconds(problem, type, stage.host, stage.first);
+    cost.receive_s = before_s - type.overhead_s;
     cost.send_s = send_seconds(problem, type, stage.host, stage.last);
-    cost.compute_s = layers.seconds(cost.receive_s, cost.send_s);
+    cost.compute_s = layers.seconds(before_s, cost.send_s);
     if (stage.host == problem.data_host) cost.data_s = data.total_s(stage.first > 0, stage.last < problem.layers());
     const Setting& before = s == 0 ? setting : problem.setting(stages[s - 1].setting);
     cost.state_bytes = layers.state_bytes();

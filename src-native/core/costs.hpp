@@ -14,8 +14,8 @@
 namespace pipeedge {
 
 struct StageCost {
-  double compute_s = 0;  // including receiving and sending
-  double receive_s = 0;  // parts of it; the rest is that of the layers, or of a bid
+  double compute_s = 0;  // layers, overhead of a stage, receiving and sending
+  double receive_s = 0;  // parts of it
   double send_s = 0;
   double data_s = 0;     // the data rank's own work on the same host
   double link_in_s = 0;  // 0 for the first stage without a data host
