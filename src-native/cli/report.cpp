@@ -68,7 +68,8 @@ struct TextFigures {
   double tokens_per_s = 0;  // of all streams
   double token_s = 0;       // of a lone stream
   double first_token_s = 0;
-  double chunk = 0;  // tokens of a prompt that a step computes
+  double chunk = 0;    // tokens of a prompt that a step computes
+  double waiting = 1;  // how many times as long a step takes, as groups wait for each other's slow ones
 };
 
 TextFigures text_figures(const Answer& answer) {
@@ -83,16 +84,20 @@ TextFigures text_figures(const Answer& answer) {
     found.groups = streams / answer.solution.batch_size;
     found.tokens_per_s = answer.solution.items_per_s();
     found.token_s = answer.costs.asides.front().total_s;
+    if (found.tokens_per_s < streams / loosened(answer.costs.latency_s)) {
+      found.waiting = problem.setting(stages.front().setting).waiting;
+    }
     return found;
   }
   found.token_s = answer.solution.latency_s;
   for (std::size_t g = 0; g < problem.either.size(); ++g) {
     const AsideCost& cost = answer.costs.either[g];
     const double rows = problem.either[g].settings.front().batch_size;
-    const double period_s = cost.longest_s * problem.either[g].settings.front().waiting;
-    const double rate = std::min(rows / period_s, streams / cost.latency_s);
+    const double waiting = problem.either[g].settings.front().waiting;
+    const double rate = std::min(rows / (cost.longest_s * waiting), streams / cost.latency_s);
     if (rate <= loosened(found.tokens_per_s)) continue;
     found.tokens_per_s = rate;
+    found.waiting = rate < streams / loosened(cost.latency_s) ? waiting : 1;
     found.groups = streams / rows;
   }
   return found;
@@ -165,7 +170,8 @@ Bottleneck find_bottleneck(const Answer& answer) {
   }
   consider("data", Bottleneck::kDataHost, Bottleneck::kDataHost,
            std::max(answer.costs.feeding_s, answer.costs.collecting_s));
-  if (answer.solution.period_s > loosened(worst.seconds * waiting_of(answer))) consider("latency", 0, 0, answer.solution.period_s);
+  const double longest_s = worst.seconds * waiting_of(answer);
+  if (answer.solution.period_s > loosened(longest_s)) consider("latency", 0, 0, answer.solution.period_s);
   return worst;
 }
 
@@ -367,12 +373,16 @@ std::string text_lines(const Answer& answer) {
   const TextFigures figures = text_figures(answer);
   std::vector<std::string> caches;
   for (const StageCost& cost : answer.costs.stages) caches.push_back(megabytes_text(cost.state_bytes) + " MB");
+  std::string end = "\n";
+  if (figures.waiting > 1) {
+    end = ", of which groups wait " + percent_text(1 - 1 / figures.waiting) + " for slow steps\n";
+  }
   return "streams      " + figure_text(texts.streams) + " in " +
          yaml::plural(static_cast<std::size_t>(figures.groups + 0.5), "group") + "; contexts of up to " +
          figure_text(texts.context) + " tokens take " + yaml::listing(caches, caches.size()) + "\n" + "throughput   " +
          figure_text(figures.tokens_per_s) + " tokens/s of all streams, " +
-         seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream\n" + "latency      " +
-         seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
+         seconds_text(texts.streams / figures.tokens_per_s) + " between two tokens of a stream" + end +
+         "latency      " + seconds_text(figures.token_s) + " for a token of a lone stream\n" + "first token  " +
          seconds_text(figures.first_token_s) + " after a prompt of " + figure_text(texts.prompt) +
          " tokens, in chunks of " + figure_text(figures.chunk) + "\n";
 }

@@ -70,6 +70,24 @@ def test_a_plan_is_the_best_of_all(tmp_path: Path) -> None:
     assert feasible > 10
 
 
+def test_how_long_groups_wait_is_told(tmp_path: Path) -> None:
+    told = set()
+    for seed in range(40):
+        case = random_case(np.random.default_rng(seed))
+        done = asked(tmp_path, case, "--explain")
+        if done.code:
+            continue
+        answer = json.loads(asked(tmp_path, case, "--format=json").out)
+        cluster, groups = Cluster(case), round(answer["text"]["groups"])
+        waiting, rows = cluster.waiting(groups), case.streams / groups
+        step = cluster.passing(plan_of(answer), rows, cluster.positions, chunk=False)
+        waits = waiting > 1 and rows / (step.longest * waiting) < case.streams / step.latency
+        line = f" of a stream, of which groups wait {100 * (1 - 1 / waiting):.2f} % for slow steps\n"
+        assert (line in done.err) == waits, seed
+        told.add(waits)
+    assert told == {True, False}
+
+
 def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
     case = random_case(np.random.default_rng(0))
     for kind in case.types.values():
