@@ -382,7 +382,7 @@ class _Steps:
         whole = np.array(one.layers).sum(axis=1)
         if quota.pauses:
             whole = quota.stretch * np.array(one.processor_s)
-        return np.minimum(whole, _DELAYED * np.median(whole))
+        return np.asarray(np.minimum(whole, _DELAYED * np.median(whole)))
 
     def _typical(self, one: _Timed, quota: Quota) -> Seconds:
         """Return the typical time of each layer of a step; together, they take the mean time of a step.
