@@ -337,10 +337,8 @@ class Assembler {
   // Of the steps of all hosts that may take part.
   double largest_variation() const {
     double most = 0;
-    for (const TypeHosts& entry : devices_.entries) {
-      const auto spec = type_spec_.find(entry.type);
-      if (spec == type_spec_.end() || requested(entry.hosts).empty()) continue;
-      const std::vector<Profile>* const found = find_profiles(*spec->second, request_.model);
+    for (const TypeSpec* type : used_types()) {
+      const std::vector<Profile>* const found = find_profiles(*type, request_.model);
       for (std::size_t p = 0; found != nullptr && p < found->size(); ++p) {
         if ((*found)[p].steps) most = std::max(most, (*found)[p].steps->variation.value_or(0));
       }
