@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 __all__ = ["Deal"]
 
+_LITTLE = 0.1
+"""Part of a sequence by which a group may exceed its share, and which is not worth one more: equal sequences
+cost slightly less or more than each other, by how far they have come.
+"""
+
 
 @dataclass(frozen=True)
 class Deal:
@@ -48,7 +53,7 @@ class Deal:
             groups -= 1
         share, heaviest = left / groups, alone[-1] if alone else math.inf
         # Of ten sequences in four groups, two have two: a third one in each would let others wait.
-        least = share - math.fmod(share, left / len(shared)) if shared else 0.0
+        least = len(shared) // groups * (left / len(shared)) if shared else 0.0
         light = [cost for cost in flying if cost < heaviest]
         return cls(
             share=share,
@@ -61,6 +66,7 @@ class Deal:
         """Return whether a sequence of ``cost`` joins a group whose others cost ``taken``."""
         if max(taken, cost) >= self.heaviest:
             return False
-        fits = taken + cost <= self.share + 1e-9
-        left = self.rest - taken > (self.groups - 1) * self.share + 1e-9
+        little = _LITTLE * cost
+        fits = taken + cost <= self.share + little
+        left = self.rest - taken > (self.groups - 1) * self.share + little
         return fits or (left and taken < self.share)

@@ -7,11 +7,11 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 from effort import cases
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from step_world import LAYERS, StepWorld
@@ -406,6 +406,42 @@ def test_groups_take_alike(seed: int, groups: int, count: int, lump: int) -> Non
         step = flights.popleft()
         scheduler.finished(step.number, {part.sequence: (0,) for part in step.parts if part.scored})
         assert step.number < 250 or len(flights) >= min(groups, count) - 1, "a group is missing"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    lengths=st.lists(st.integers(1, 5), min_size=30, max_size=30),
+    attention=st.sampled_from([0.0, 1e-4, 1e-3, 3e-3]),
+)
+@example(sizes=[3, 5], lengths=[1] * 30, attention=1e-4)
+@example(sizes=[1, 3, 5, 4], lengths=[1] * 30, attention=3e-3)
+@settings(max_examples=cases(200), deadline=None)
+def test_groups_of_unequal_size_are_soon_equal(
+    sizes: list[int], lengths: list[int], attention: float
+) -> None:
+    """However many texts the groups begin with, none keeps two more than another."""
+    groups, count = len(sizes), sum(sizes)
+    limits = StepLimits(
+        context=2000, groups=groups, stages=groups, times=StepTimes.linear(0.1), attention=attention
+    )
+    scheduler = StepScheduler(limits, CacheSize(pages=10_000))
+    flights: deque[DecodingStep] = deque()
+    numbers = iter(range(count))
+    for size in sizes:
+        for number in islice(numbers, size):
+            scheduler.add(number, [number] * lengths[number], 1500)
+        step = scheduler.next()
+        assert step is not None
+        flights.append(step)
+    rows: list[int] = []
+    for _ in range(50 * groups):
+        step = flights.popleft()
+        scheduler.finished(step.number, {part.sequence: (0,) for part in step.parts if part.scored})
+        while (step := scheduler.next()) is not None:
+            flights.append(step)
+            rows.append(step.rows)
+    settled = rows[-20 * groups :]
+    assert max(settled) - min(settled) <= (count % groups > 0)
 
 
 def test_equal_beginnings_are_computed_once() -> None:
