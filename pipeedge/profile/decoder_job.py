@@ -35,7 +35,7 @@ from pipeedge.models.weights.files import WeightsFile
 from pipeedge.plan.specs import EndCosts, TransportHandling
 from pipeedge.profile.handling import distinct, measure_handling
 from pipeedge.profile.job import SEED
-from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS
+from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS, without_delays
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.quota import Quota
 from pipeedge.profile.rehearsal import (
@@ -67,8 +67,6 @@ _TEXTS = (1, 8)
 """Numbers of texts with which the data rank is rehearsed."""
 _SMALL_PER_ROUND = 3
 """Number of times that steps of one row of each sequence are measured in a round."""
-_DELAYED = 1.5
-"""Longest time of a step that counts, as a multiple of the median."""
 _REHEARSED = 24
 """Tokens of each of them."""
 _CACHE_PART = 0.25
@@ -374,21 +372,17 @@ class _Steps:
         )
 
     def _whole(self, one: _Timed, quota: Quota) -> Seconds:
-        """Return the time of a step in each repetition.
+        """Return the time of a step in each repetition, without delays.
 
-        One that the machine delayed for another reason counts as half as long again as the median. A process
-        that pauses does so in some steps and not in others, so its processor time counts.
+        A process that pauses does so in some steps and not in others, so its processor time counts.
         """
         whole = np.array(one.layers).sum(axis=1)
         if quota.pauses:
             whole = quota.stretch * np.array(one.processor_s)
-        return np.asarray(np.minimum(whole, _DELAYED * np.median(whole)))
+        return without_delays(whole)
 
     def _typical(self, one: _Timed, quota: Quota) -> Seconds:
-        """Return the typical time of each layer of a step; together, they take the mean time of a step.
-
-        A run takes as long as its slow steps and its fast ones together.
-        """
+        """Return the typical time of each layer of a step; together, they take the mean time of a step."""
         medians = np.median(np.array(one.layers), axis=0)
         return np.asarray(medians * (self._whole(one, quota).mean() / medians.sum()))
 

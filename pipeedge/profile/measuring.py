@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -46,6 +48,7 @@ __all__ = [
     "shard_bytes",
     "summaries",
     "time_layers",
+    "without_delays",
 ]
 
 Figure = TypeVar("Figure", int, float)
@@ -57,6 +60,8 @@ MOST_REPETITIONS = 50
 ENOUGH_S = 5.0
 SHORTEST_S = 0.25
 """Shortest time to measure for: 50 passes of a tiny model take less than one interruption of the machine."""
+_DELAYED = 1.5
+"""Longest time that counts, as a multiple of the median."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,16 @@ class Pacing:
         pass_s = max(pass_s, 1e-4)
         usual = min(MOST_REPETITIONS, max(LEAST_REPETITIONS, int(ENOUGH_S / pass_s)))
         return max(usual, int(SHORTEST_S / pass_s))
+
+
+def without_delays(seconds: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the times of equal work, of which none counts more than half as long again as the median.
+
+    Their mean is what the work takes in a run, which is as long as its slow steps and its fast ones together.
+    Longer times are delays that the machine had for another reason.
+    """
+    times = np.asarray(seconds, np.float64)
+    return np.asarray(np.minimum(times, _DELAYED * np.median(times)))
 
 
 def made_up_payload(specs: Sequence[TensorSpec], device: torch.device, generator: torch.Generator) -> Payload:

@@ -38,6 +38,7 @@ from pipeedge.base.payload import Payload, TensorSpec, specs_bytes
 from pipeedge.plan.specs import TransportHandling
 from pipeedge.profile.data_work import DataRank, DataWork
 from pipeedge.profile.handling import Handling
+from pipeedge.profile.measuring import without_delays
 from pipeedge.profile.transport_costs import open_ends
 from pipeedge.run.activity import Activity
 from pipeedge.run.worker import Incoming, Outgoing, SendingEnd, StageLoop, StageSteps
@@ -242,7 +243,7 @@ def rehearse_steps(
             crew.start(name, work)
         crew.wait()
     data_s = [came - left for (_, left), (came, _) in pairwise(moments)]
-    return StepsAtWork(statistics.median(stage_s), statistics.median(data_s))
+    return StepsAtWork(*(float(without_delays(each).mean()) for each in (stage_s, data_s)))
 
 
 def rehearse_in_turn(

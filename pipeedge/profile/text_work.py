@@ -10,7 +10,6 @@ step is work of the data rank, too.
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from pipeedge.models.step_rows import StepBounds
 from pipeedge.plan.specs import EndCosts
 from pipeedge.profile.data_work import DataRank
 from pipeedge.profile.job import SEED
+from pipeedge.profile.measuring import without_delays
 from pipeedge.profile.rehearsal import ReserveMemory
 from pipeedge.profile.step_fit import fit_rows
 from pipeedge.request.files import InputRequest
@@ -125,7 +125,7 @@ class TextRank:
             for row in self.ends.score(hidden[:rows]).numpy():
                 sampler.choose(row)
 
-        decided = [_typical_seconds(functools.partial(decide, rows), clock) for rows in _ROWS]
+        decided = [_mean_seconds(functools.partial(decide, rows), clock) for rows in _ROWS]
         fixed, start, row = fit_rows(_ROWS, np.array(decided))
         (few, few_s), (many, many_s) = (
             (texts, seconds - max(fixed, start + texts * row)) for texts, seconds in sorted(steps_s.items())
@@ -141,14 +141,14 @@ class TextRank:
         )
 
 
-def _typical_seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
+def _mean_seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
     work()
     times = []
     for _ in range(9):
         began = clock()
         work()
         times.append(clock() - began)
-    return statistics.median(times)
+    return float(without_delays(times).mean())
 
 
 @dataclass
