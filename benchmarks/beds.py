@@ -204,7 +204,9 @@ class Bed:
                 jobs.append((host, places[host], [*together, host, *options(kind), *emit]))
         self._all(jobs)
         types = {
-            kind.name: _median([_read(places[host] / "device_types.yml")[kind.name] for host in kind.names])
+            kind.name: median_document(
+                [_read(places[host] / "device_types.yml")[kind.name] for host in kind.names]
+            )
             for kind in self.kinds
         }
         _write(self.files["device_types"], types)
@@ -383,13 +385,13 @@ def make_small_models(directory: Path) -> list[str]:
     return made
 
 
-def _median(found: Sequence[Any]) -> Any:
+def median_document(found: Sequence[Any]) -> Any:
     """Return a document whose floating point numbers are medians of those in documents that are alike."""
     first = found[0]
     if isinstance(first, dict):
-        return {key: _median([one[key] for one in found]) for key in first}
+        return {key: median_document([one[key] for one in found]) for key in first}
     if isinstance(first, list):
-        return [_median(each) for each in zip(*found, strict=True)]
+        return [median_document(each) for each in zip(*found, strict=True)]
     return statistics.median(found) if isinstance(first, float) else first
 
 

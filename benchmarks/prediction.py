@@ -19,7 +19,7 @@ several, each with the cut that the scheduler chooses and with one that memory f
 time between two tokens, that to the first one, and the bytes of the cache are compared. Tokens a second are
 also compared *as run*: with what is predicted for hosts as fast as the run found them. Cores share the memory
 that steps wait for, which hosts do not. So they are profiled as the run finds them: for one stream, whose
-stages take turns, one after the other, and for several at the same time.
+stages take turns, one after the other, and for several at the same time. Both count with the mean.
 
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
 bed with quotas, also with narrow links. Needs root.
@@ -31,6 +31,7 @@ ranges as shards, both measured alternately in one process.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import json
 import os
@@ -50,7 +51,7 @@ import decoder_replan
 import numpy as np
 import torch
 import yaml
-from beds import Kind, Workload, raised, steady_items_per_s
+from beds import Kind, Workload, median_document, raised, steady_items_per_s
 from decoder_failover import write_larger
 from random_decoders import SHAPES, write_directory
 from rich.console import Console
@@ -405,7 +406,9 @@ def measure_quotas(
 
 
 def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, busy: bool) -> None:
-    """Write ``models.yml`` and ``kinds.yml`` for both cores.
+    """Write ``models.yml`` and ``kinds.yml`` for both cores, which have the mean of what was found on them.
+
+    They are equal: what differs between two profiles is noise, by which the cut would be unequal.
 
     Args:
         model: Directory of the model.
@@ -417,7 +420,7 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
     meeting = directory / "meeting"
     meeting.mkdir(parents=True)
     together = [str(ROOT / "benchmarks" / "profile_together.py"), str(meeting), "2"]
-    kinds, running = {}, []
+    running = []
     for core in range(2):
         place = directory / f"core{core}"
         place.mkdir()
@@ -428,9 +431,10 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
         if not busy:
             wait(running)
     wait(running)
-    for core in range(2):
-        kinds.update(read(directory / f"core{core}" / "device_types.yml"))
+    names = ("core0", "core1")
+    found = median_document([read(directory / name / "device_types.yml")[name] for name in names])
     shutil.copy(directory / "core0" / "models.yml", directory)
+    kinds = {name: copy.deepcopy(found) for name in names}
     (directory / "kinds.yml").write_text(yaml.safe_dump(kinds))
     (directory / "devices.yml").write_text(yaml.safe_dump({"core0": ["0"], "core1": ["1"]}))
 
