@@ -25,6 +25,7 @@ import torch
 from pipeedge.base.errors import RequestError, WeightsError
 from pipeedge.base.machine import available_bytes
 from pipeedge.base.schedule import LayerRange
+from pipeedge.base.wording import count
 from pipeedge.decoding.pages import pages_of, window_pages_of
 from pipeedge.models.architecture import LAYERS_PER_BLOCK
 from pipeedge.models.decoder import DecoderModel, check_decoder_dtype
@@ -69,6 +70,8 @@ _SMALL_PER_ROUND = 3
 """Number of times that steps of one row of each sequence are measured in a round."""
 _REHEARSED = 24
 """Tokens of each of them."""
+_LEAST_CONTEXT = 3
+"""Shortest context in tokens: a text of two steps, between which the data rank works."""
 _CACHE_PART = 0.25
 """Part of the free memory that the cache to measure with may take."""
 
@@ -106,7 +109,7 @@ class DecoderJob:
         """Check a request against a decoder, and return a job for each number type.
 
         Raises:
-            RequestError: It has an option that decoders do not have.
+            RequestError: It has an option that decoders do not have, or the model's contexts are too short.
         """
         standard = MeasureRequest(model=request.model)
         options = {
@@ -125,6 +128,11 @@ class DecoderJob:
                     f"{option}: {model.name} generates text: all of its layers are measured, on a processor, "
                     "in steps of 1 to 256 rows (docs/profiler.md)"
                 )
+        if model.max_tokens < _LEAST_CONTEXT:
+            raise RequestError(
+                f"{model.name}: its texts have up to {count(model.max_tokens, 'token')}, but a profile is of "
+                f"texts of {_LEAST_CONTEXT} or more"
+            )
         for dtype in request.dtypes:
             check_decoder_dtype(find_dtype(dtype))
         return tuple(cls(request, ProfileConditions(1, dtype), model) for dtype in request.dtypes)

@@ -92,8 +92,13 @@ def without_delays(seconds: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
     Their mean is what the work takes in a run, which is as long as its slow steps and its fast ones together.
     Longer times are delays that the machine had for another reason.
+
+    Raises:
+        ValueError: There are no times, and so no mean.
     """
     times = np.asarray(seconds, np.float64)
+    if not times.size:
+        raise ValueError("nothing was timed")
     return np.asarray(np.minimum(times, _DELAYED * np.median(times)))
 
 

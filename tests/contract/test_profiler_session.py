@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from decoder_cases import DecoderCase
 from places import ROOT
 from profiles import content, write_results
 from waiting import LIMIT_S
@@ -365,6 +366,19 @@ def test_a_decoder_is_measured_in_steps(here: Path) -> None:
         )
         assert steps.ends.memory_bytes == decoder.end_bytes(dtype)
     assert load_results(here / "profiler_results-1-int8.yml").missing == ()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_a_decoder_of_very_short_texts_is_measured_or_refused(here: Path, tokens: int) -> None:
+    DecoderCase("LlamaForCausalLM", {"max_position_embeddings": tokens}).save(here / "short")
+    if tokens < 3:
+        message = refused(here, "-m", "./short", "-dt", "one", "--bw-Mbps", "1")
+        assert f"up to {tokens} token" in message
+        assert "of 3 or more" in message
+        return
+    profiled("-m", "./short", "-i", "2", "-dt", "one", "--bw-Mbps", "1")
+    (profile,) = spec_files.load_device_types(here / "device_types.yml")["one"].profiles["./short"]
+    assert profile.steps is not None
 
 
 @pytest.mark.parametrize(

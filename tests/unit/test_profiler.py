@@ -32,6 +32,7 @@ from pipeedge.profile.measuring import (
     shard_bytes,
     summaries,
     time_layers,
+    without_delays,
 )
 from pipeedge.profile.power import PowerMeter
 from pipeedge.profile.request import MeasureRequest
@@ -274,6 +275,12 @@ def test_the_median_and_the_quartile_distance_are_kept() -> None:
     assert summaries([[5.0], [2.0]]) == [(5.0, 0.0), (2.0, 0.0)]
     assert summaries([[1.0, 2.0, 3.0, 4.0, 100.0]]) == [(3.0, 2.0)]
     assert summaries([[0.0], [0.0]]) == [(0.0, 0.0), (0.0, 0.0)]
+
+
+def test_delays_count_at_most_half_as_long_again_as_the_median() -> None:
+    assert list(without_delays([2.0, 90.0, 1.0, 2.0, 2.5])) == [2.0, 3.0, 1.0, 2.0, 2.5]
+    with pytest.raises(ValueError, match="nothing was timed"):
+        without_delays([])
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 9))
