@@ -1,14 +1,15 @@
 """Search for the best schedule under measured conditions, on rank 0 of a run that is scheduled from files.
 
-``sched-pipeline`` searches and evaluates: the files are read once, into the problem that this module keeps as
-the program printed it, and each question here is one call. While a plan takes over, hosts hold the layers of
-both, and keep their order as far as that costs next to nothing; the program knows how.
+``sched-pipeline`` searches and evaluates, and each question here is one call of it. While a plan takes over,
+hosts hold the layers of both, and keep their order as far as that costs next to nothing; the program knows
+how.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeedge.base.errors import InfeasibleError
@@ -22,7 +23,7 @@ from pipeedge.plan.costs import PlanCosts
 from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.problem import SolverOptions
-from pipeedge.plan.sched_pipeline import not_understood
+from pipeedge.plan.sched_pipeline import Calls, not_understood, run_program
 from pipeedge.plan.schedule_choice import Following, PlannedSchedule, host_names, scheduler_request
 from pipeedge.plan.scheduler import Choice, SchedulerRequest, TextRequest
 from pipeedge.request.config import RunRequest
@@ -32,12 +33,13 @@ __all__ = ["LiveSearch", "profiled_search"]
 _TIME_LIMIT_S = 3.0
 """Seconds after which the best schedule found so far will do; the run goes on meanwhile."""
 
-Ask = Callable[[Mapping[str, Any], Sequence[str], float], Any]
-"""Returns what the program answers to a problem, with options and a time limit."""
-
 
 def profiled_search(
-    request: RunRequest, model: Outline, plan: Plan, limits: Choice | None = None
+    request: RunRequest,
+    model: Outline,
+    plan: Plan,
+    limits: Choice | None = None,
+    call: Calls = run_program,
 ) -> LiveSearch:
     """Return the search over the profiles of all hosts for a run.
 
@@ -46,6 +48,7 @@ def profiled_search(
         model: The model.
         plan: The plan that runs, whose microbatches keep their size.
         limits: What was chosen with it within which limits, or None for nothing but the cut.
+        call: Calls the program.
 
     Raises:
         PipeEdgeError: The files are wrong, or are not those of the run any longer.
@@ -54,13 +57,14 @@ def profiled_search(
     following = Following(range(request.world.size), limits)
     asked, _ = scheduler_request(request, model, plan.input_sizes, following)
     asked = dataclasses.replace(asked, time_limit_s=_TIME_LIMIT_S)
-    body = scheduler.read_problem(asked)
     return LiveSearch(
-        body,
+        asked.arguments(),
+        scheduler.read_problem(asked, call),
         asked.solver_options,
         host_names(request),
         request.links.quant_bits,
         mixed=plan.lengths is not None,
+        call=call,
         asked=asked,
     )
 
@@ -69,46 +73,47 @@ class LiveSearch:
     """Finds schedules that can take over from the present one, and says what they cost.
 
     Args:
-        body: The profiles of all hosts, as a problem of ``sched-pipeline``.
+        arguments: Command line of ``sched-pipeline`` that describes the problem.
+        problem: The problem, as the program prints it.
         options: Objective and limits of the search.
         names: Host of each rank.
         quant_bits: Bits per value on each link if the user has chosen them, or None.
         mixed: Whether the times are averages over sentences of several lengths.
-        ask: Asks the program.
-        asked: Request for which the program has printed the problem; only plans of decoders need it.
+        call: Calls the program.
+        asked: Request with the same problem; only plans of decoders need it.
     """
 
     def __init__(
         self,
-        body: Mapping[str, Any],
+        arguments: Sequence[str],
+        problem: Mapping[str, Any],
         options: SolverOptions,
         names: Sequence[str],
         quant_bits: Sequence[int] | None = None,
         *,
         mixed: bool = False,
-        ask: Ask = scheduler.ask,
+        call: Calls = run_program,
         asked: SchedulerRequest | None = None,
     ) -> None:
-        self._body = body
+        settings: Sequence[Mapping[str, Any]] = problem.get("settings") or [problem]
+        self._arguments = tuple(arguments)
+        self._hosts = frozenset(host["name"] for setting in settings for host in setting["hosts"])
         self._options = options
         self._names = tuple(names)
         self._quant_bits = quant_bits
         self._mixed = mixed
-        self._ask = ask
+        self._call = call
         self._asked = asked
-
-    @property
-    def data_host(self) -> str | None:
+        self.data_host: str | None = problem.get("data_host")
         """Host that reads the input and collects the results, or None if that is not counted."""
-        host: str | None = self._body.get("data_host")
-        return host
-
-    @property
-    def has_times(self) -> bool:
+        self.has_times = any(kind.get("time_s") for setting in settings for kind in setting["types"])
         """Whether the profiles have times; without them, nothing can be slower."""
-        return any(
-            any(kind.get("time_s") or ()) for setting in _settings(self._body) for kind in setting["types"]
-        )
+
+    def calling(self, call: Calls) -> LiveSearch:
+        """Return the same search with another way to call the program."""
+        other = copy.copy(self)
+        other._call = call
+        return other
 
     def __call__(self, conditions: Conditions, hosts: frozenset[str], present: Placing) -> Placing | None:
         """Return the best stages on ``hosts``, or None if they can have none but the present ones."""
@@ -122,16 +127,14 @@ class LiveSearch:
         self, plans: Sequence[Placing], present: Placing, moments: Sequence[Conditions]
     ) -> list[PlanCosts]:
         """Return what plans cost beside the present one, as profiled and at some moments."""
-        hosts = self._hosts(self._body)
-        body = {
-            **self._body,
-            "conditions": {
+        answer = self._answer(
+            {
                 "running": to_bodies(present),
                 "plans": [to_bodies(plan) for plan in plans],
-                "moments": [conditions.to_body(hosts) for conditions in moments],
+                "moments": [conditions.to_body(self._hosts) for conditions in moments],
             },
-        }
-        answer = self._ask(body, self._options.evaluating(), _TIME_LIMIT_S)
+            self._options.evaluating(),
+        )
         try:
             found: list[PlanCosts] = convert(answer["plans"], list[PlanCosts])
         except MALFORMED as error:
@@ -150,9 +153,11 @@ class LiveSearch:
             raise TypeError("a search without a request knows no steps")
         texts = TextRequest.of_steps(steps.rows, steps.positions, steps.texts)
         of_steps = dataclasses.replace(self._asked, texts=texts)
-        hosts = self._hosts(self._body)
-        bodies = [conditions.to_body(hosts) for conditions in moments]
-        return scheduler.evaluate(of_steps, self._schedule(stages), hosts=self._names, moments=bodies).costs
+        bodies = [conditions.to_body(self._hosts) for conditions in moments]
+        schedule = self._schedule(stages)
+        return scheduler.evaluate(
+            of_steps, schedule, hosts=self._names, moments=bodies, call=self._call
+        ).costs
 
     def after_loss(
         self, conditions: Conditions, survivors: Sequence[Survivor], tokens: int | None
@@ -176,11 +181,8 @@ class LiveSearch:
             conditions: Conditions to predict for.
             tokens: Tokens of the longest sentence of the input; None for images.
         """
-        body = {
-            **self._body,
-            "conditions": {**conditions.to_body(self._hosts(self._body)), "plans": [to_bodies(stages)]},
-        }
-        answer = self._ask(body, self._options.evaluating(), _TIME_LIMIT_S)
+        given = {**conditions.to_body(self._hosts), "plans": [to_bodies(stages)]}
+        answer = self._answer(given, self._options.evaluating())
         found = scheduler.read_answer(answer["plans"][0], self._names)
         return PlannedSchedule(self._schedule(stages), found.costs.prediction(tokens, mixed=self._mixed))
 
@@ -188,10 +190,11 @@ class LiveSearch:
         self, conditions: Conditions, hosts: frozenset[str], before: Mapping[str, Any]
     ) -> Schedule | None:
         """Return the best schedule on some hosts; None if there is none."""
-        body = self._on(hosts)
-        body["conditions"] = {**conditions.to_body(self._hosts(body)), **before}
+        missing = sorted(self._hosts - hosts)
         try:
-            answer = self._ask(body, self._options.arguments(), _TIME_LIMIT_S)
+            answer = self._answer(
+                {**conditions.to_body(self._hosts), **before, "missing": missing}, self._options.arguments()
+            )
         except InfeasibleError:
             return None
         schedule = scheduler.read_answer(answer, self._names).schedule
@@ -201,30 +204,8 @@ class LiveSearch:
             return None
         return schedule.with_quant_bits(self._quant_bits)
 
-    def _on(self, hosts: frozenset[str]) -> dict[str, Any]:
-        """Return the problem with some of the hosts."""
-
-        def limited(setting: Mapping[str, Any]) -> dict[str, Any]:
-            found = dict(setting)
-            if "hosts" in found:
-                found["hosts"] = [host for host in found["hosts"] if host["name"] in hosts]
-            if found.get("links"):
-                found["links"] = [link for link in found["links"] if {link["from"], link["to"]} <= hosts]
-            return found
-
-        body = limited(self._body)
-        if body.get("settings"):
-            body["settings"] = [limited(setting) for setting in body["settings"]]
-        for kind in ("asides", "either", "prompts"):  # other kinds of steps of a decoder
-            if body.get(kind):
-                body[kind] = [
-                    {**aside, "settings": [limited(setting) for setting in aside["settings"]]}
-                    for aside in body[kind]
-                ]
-        return body
-
-    def _hosts(self, body: Mapping[str, Any]) -> frozenset[str]:
-        return frozenset(host["name"] for setting in _settings(body) for host in setting["hosts"])
+    def _answer(self, conditions: Mapping[str, Any], options: Sequence[str]) -> Any:
+        return scheduler.ask([*self._arguments, *options], conditions, _TIME_LIMIT_S, self._call)
 
     def _schedule(self, stages: Placing) -> Schedule:
         return Schedule(
@@ -233,11 +214,6 @@ class LiveSearch:
                 for stage in stages
             )
         )
-
-
-def _settings(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the settings of a problem, or the problem itself if it has only one."""
-    return body.get("settings") or [body]
 
 
 def _without_bits(stages: Placing) -> Placing:

@@ -1,12 +1,26 @@
-"""Run the program ``sched-pipeline``, which reads the scheduler's files and schedules."""
+"""Run the program ``sched-pipeline``, which reads the scheduler's files and schedules.
+
+run_program      a process for a call
+KeptProgram      a process for all calls, which reads each file once: for questions that come again and again
+
+Both take the same calls, and give the same results.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import re
+import selectors
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol
 
 from pipeedge.base.errors import InfeasibleError, PipeEdgeError, RequestError
 from pipeedge.base.program import program_name
@@ -15,6 +29,8 @@ from pipeedge.request.environment import inherited_environment
 __all__ = [
     "GRACE_S",
     "PROGRAM",
+    "Calls",
+    "KeptProgram",
     "RefusedError",
     "UndecidedError",
     "find_executable",
@@ -25,6 +41,15 @@ __all__ = [
 PROGRAM = "sched-pipeline"
 GRACE_S = 60.0
 """Seconds beyond its time limit, for reading the files and finding out why nothing is feasible."""
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+class Calls(Protocol):
+    """Calls the program."""
+
+    def __call__(self, arguments: Sequence[str], text: str = "", *, timeout_s: float = GRACE_S) -> str:
+        """Return what the program prints. Takes and raises the same as ``run_program``."""
+        ...
 
 
 class RefusedError(RequestError):
@@ -84,14 +109,106 @@ def run_program(arguments: Sequence[str], text: str = "", *, timeout_s: float = 
             env=inherited_environment(),
         )
     except OSError as error:
-        raise RequestError(f"{program} does not start: {error.strerror}") from error
+        raise _no_start(program, error) from error
     except ValueError as error:  # a zero byte in a name
         raise RequestError(f"a name cannot be passed to {program_name(PROGRAM)}: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise PipeEdgeError(f"{program_name(PROGRAM)} did not answer within {error.timeout:.0f} s") from error
+        raise _no_answer(timeout_s) from error
     if done.returncode != 0:
         raise _failure(done.returncode, done.stdout, done.stderr)
     return done.stdout
+
+
+class KeptProgram:
+    """A process of the program that answers one call after another, from one thread.
+
+    Files count as they were when a call first named them. The process starts with the first call, and anew
+    if it has ended since; it ends with ``close``, or with this process.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> KeptProgram:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __call__(self, arguments: Sequence[str], text: str = "", *, timeout_s: float = GRACE_S) -> str:
+        """Return what the program prints. Takes and raises the same as ``run_program``."""
+        question = json.dumps({"arguments": list(arguments), "input": text}, ensure_ascii=False)
+        # What YAML does not allow as it is, which JSON does.
+        question = _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", question)
+        try:
+            answer = json.loads(self._answer(question.encode(errors="replace") + b"\n", timeout_s))
+            status, printed, said = (answer[key] for key in ("status", "printed", "said"))
+        except (ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise not_understood(error) from error
+        except BaseException:
+            self.close()
+            raise
+        if status != 0:
+            raise _failure(status, printed, said)
+        return str(printed)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(BrokenPipeError), process:  # it waits, too
+                process.kill()
+
+    def _answer(self, question: bytes, timeout_s: float) -> bytes:
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self._start()
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("a process without pipes")
+        deadline = time.monotonic() + timeout_s
+        answer = b""
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            with selectors.DefaultSelector() as ready:
+                ready.register(process.stdout, selectors.EVENT_READ)
+                while not answer.endswith(b"\n"):
+                    if not ready.select(max(0.0, deadline - time.monotonic())):
+                        raise _no_answer(timeout_s)
+                    got = os.read(process.stdout.fileno(), 1 << 16)
+                    if not got:
+                        raise _failure(process.wait(), "", "")
+                    answer += got
+        except BrokenPipeError as error:
+            raise _failure(process.wait(), "", "") from error
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self.close()
+        program = find_executable()
+        try:
+            self._process = subprocess.Popen(
+                [program_name(PROGRAM), "--questions"],
+                executable=program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # what it says is in its answers
+                env=inherited_environment(),
+            )
+        except OSError as error:
+            raise _no_start(program, error) from error
+        return self._process
+
+
+def _no_start(program: Path, error: OSError) -> RequestError:
+    return RequestError(f"{program} does not start: {error.strerror}")
+
+
+def _no_answer(timeout_s: float) -> PipeEdgeError:
+    return PipeEdgeError(f"{program_name(PROGRAM)} did not answer within {timeout_s:.0f} s")
 
 
 def _failure(code: int, stdout: str, stderr: str) -> PipeEdgeError:

@@ -23,7 +23,7 @@ from pipeedge.base.schedule import Schedule
 from pipeedge.plan.costs import HostLoss, PlanCosts
 from pipeedge.plan.placing import Placing, placed, to_bodies
 from pipeedge.plan.problem import Problem, SolverOptions
-from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, not_understood, run_program
+from pipeedge.plan.sched_pipeline import GRACE_S, PROGRAM, Calls, not_understood, run_program
 from pipeedge.plan.schedule_files import schedule_on
 
 __all__ = [
@@ -234,7 +234,8 @@ def plan(request: SchedulerRequest, *, hosts: Sequence[str] | None = None) -> So
         PipeEdgeError: The program failed.
     """
     conditions = {"loaded": to_bodies(request.loaded)} if request.loaded else {}
-    return read_answer(_ask_files(request, conditions, request.solver_options.arguments()), hosts)
+    arguments = [*request.arguments(), *request.solver_options.arguments()]
+    return read_answer(ask(arguments, conditions, request.time_limit_s), hosts)
 
 
 def solve(problem: Problem, *, hosts: Sequence[str] | None = None) -> Solution:
@@ -244,9 +245,9 @@ def solve(problem: Problem, *, hosts: Sequence[str] | None = None) -> Solution:
         problem: What to schedule, on what.
         hosts: The host of each rank; None where the hosts are called by their ranks.
     """
-    return read_answer(
-        ask(problem.to_body(), problem.options.arguments(), problem.options.time_limit_s), hosts
-    )
+    options = problem.options
+    arguments = ["--problem=-", *options.arguments()]
+    return read_answer(_answer(arguments, problem.to_body(), options.time_limit_s, run_program), hosts)
 
 
 def evaluate(
@@ -255,6 +256,7 @@ def evaluate(
     *,
     hosts: Sequence[str] | None,
     moments: Sequence[Mapping[str, Any]] = (),
+    call: Calls = run_program,
 ) -> Solution:
     """Return what a schedule would cost. Raises as ``plan`` does.
 
@@ -263,17 +265,22 @@ def evaluate(
         schedule: The schedule.
         hosts: The host of each rank; None where the hosts are called by their ranks.
         moments: Conditions under which it would cost something else, as the program reads them.
+        call: Calls the program.
     """
     names = hosts or tuple(map(str, range(max(schedule.ranks) + 1)))
     given: dict[str, Any] = {"plans": [to_bodies(placed(schedule, names))]}
     if moments:
         given["moments"] = moments
-    answer = _ask_files(request, given, [])
+    answer = ask(request.arguments(), given, request.time_limit_s, call)
     return read_answer(answer["plans"][0], hosts, request.data_host)
 
 
-def read_problem(request: SchedulerRequest) -> dict[str, Any]:
+def read_problem(request: SchedulerRequest, call: Calls = run_program) -> dict[str, Any]:
     """Return the problem that the user's files make together, as ``sched-pipeline --problem`` reads it.
+
+    Args:
+        request: The files and what is asked of them.
+        call: Calls the program.
 
     Raises:
         RequestError: The files or options are wrong, or the program is missing.
@@ -282,7 +289,7 @@ def read_problem(request: SchedulerRequest) -> dict[str, Any]:
     try:
         # A problem of texts is another one where a lone text counts.
         about = [] if request.texts is None else [f"--objective={request.objective}"]
-        body: dict[str, Any] = json.loads(run_program(["--format=problem", *request.arguments(), *about]))
+        body: dict[str, Any] = json.loads(call(["--format=problem", *request.arguments(), *about]))
         return body
     except ValueError as error:
         raise not_understood(error) from error
@@ -325,30 +332,31 @@ def _check_links(answer: Mapping[str, Any], data_host: str) -> None:
             )
 
 
-def ask(body: Mapping[str, Any], options: Sequence[str], time_limit_s: float = 0.0) -> Any:
-    """Return what the program answers to a problem.
+def ask(
+    arguments: Sequence[str],
+    conditions: Mapping[str, Any],
+    time_limit_s: float = 0.0,
+    call: Calls = run_program,
+) -> Any:
+    """Return what the program answers to a request.
 
     Args:
-        body: The problem, as ``sched-pipeline --problem`` reads it.
-        options: Further options.
+        arguments: The files and what is asked of them.
+        conditions: Conditions, as ``sched-pipeline --conditions`` reads them; empty for none.
         time_limit_s: Time limit of the search.
+        call: Calls the program.
 
     Raises:
         InfeasibleError: No schedule is feasible, or none was found in time (``UndecidedError``).
         PipeEdgeError: The program failed.
     """
-    return _answer(["--problem=-", *options], body, time_limit_s)
-
-
-def _ask_files(request: SchedulerRequest, conditions: Mapping[str, Any], options: Sequence[str]) -> Any:
-    """Return what the program answers to a request under some conditions."""
     given = ["--conditions=-"] if conditions else []
-    return _answer([*request.arguments(), *options, *given], conditions, request.time_limit_s)
+    return _answer([*arguments, *given], conditions, time_limit_s, call)
 
 
-def _answer(options: Sequence[str], given: Mapping[str, Any], time_limit_s: float) -> Any:
+def _answer(options: Sequence[str], given: Mapping[str, Any], time_limit_s: float, call: Calls) -> Any:
     text = json.dumps(given, ensure_ascii=False, allow_nan=False) if given else ""
-    printed = run_program(["--format=json", *options], text, timeout_s=time_limit_s + GRACE_S)
+    printed = call(["--format=json", *options], text, timeout_s=time_limit_s + GRACE_S)
     try:
         return json.loads(printed)
     except ValueError as error:

@@ -26,6 +26,7 @@ from pipeedge.plan.live_choice import LivePlanning, Objective, Proposal
 from pipeedge.plan.live_search import LiveSearch, profiled_search
 from pipeedge.plan.placing import Placing, placed
 from pipeedge.plan.planning import Plan
+from pipeedge.plan.sched_pipeline import KeptProgram, run_program
 from pipeedge.plan.schedule_choice import PlannedSchedule, host_names
 from pipeedge.request.scheduling import ENERGY
 from pipeedge.run.context import RankContext
@@ -85,11 +86,13 @@ class RunWatcher:
         self._names = host_names(context.request)
         self._proposed: set[Placing] = set()
         self._done = _Done()
+        self._scheduler = KeptProgram()  # it is asked several times in each window
 
     def run(self) -> None:
         """Watch until the run ends."""
         try:
-            self._watch()
+            with self._scheduler:
+                self._watch()
         except Exception as error:  # the run is none the worse for it
             if self._session.snapshot() is not None:
                 self._context.warn(f"the run is not watched for a better schedule: {one_line(error)}")
@@ -129,7 +132,7 @@ class RunWatcher:
             outdated: Reason why it may not be the best for them, for the user.
         """
         request = self._context.request
-        search = profiled_search(request, self._context.model, plan, self._decider.limits)
+        search = profiled_search(request, self._context.model, plan, self._decider.limits, self._scheduler)
         planning = LivePlanning(
             search,
             search.costs,
@@ -180,7 +183,10 @@ class RunWatcher:
         conditions = planning.expected
         if conditions.as_profiled:
             return None
-        return lambda survivors: search.after_loss(conditions, survivors, tokens)
+        apart = search.calling(
+            run_program
+        )  # another thread plans after a loss, and is not to wait for this one
+        return lambda survivors: apart.after_loss(conditions, survivors, tokens)
 
     def _change(
         self, planning: LivePlanning, proposal: Proposal, planned: PlannedSchedule, seen: RunSnapshot

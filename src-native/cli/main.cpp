@@ -1,16 +1,12 @@
 // sched-pipeline: reads options and files, and prints a schedule, or the contents of the files. Makes no decisions
 // itself.
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <iostream>
+#include <map>
 #include <new>
 #include <optional>
 #include <set>
@@ -24,9 +20,11 @@
 #include "../yaml/assembly.hpp"
 #include "../yaml/wording.hpp"
 #include "answer.hpp"
+#include "console.hpp"
 #include "files_json.hpp"
 #include "options.hpp"
 #include "problem_json.hpp"
+#include "questions.hpp"
 #include "report.hpp"
 #include "text.hpp"
 
@@ -34,40 +32,6 @@ namespace pipeedge::cli {
 namespace {
 
 enum ExitCode { kDone = 0, kFault = 1, kWrongRequest = 2, kInfeasible = 3 };
-
-// Prints lines on standard error, each behind the name by which the user knows this program.
-class Messages {
- public:
-  // `called`: argv[0], a path or, from `pipeedge schedule`, these words.
-  explicit Messages(const std::string& called) : program_(called.substr(called.rfind('/') + 1)) {
-    if (program_.empty()) program_ = "sched-pipeline";
-  }
-  const std::string& program() const { return program_; }
-  void say(const std::string& line) const { std::fprintf(stderr, "%s: %s\n", program_.c_str(), line.c_str()); }
-
- private:
-  std::string program_;
-};
-
-// Throws std::runtime_error if standard output cannot be written, as on a full disk. A reader that has gone
-// away, as `head` does once it has seen enough, is no failure.
-void print(const std::string& text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    if (errno != EPIPE) {
-      throw std::runtime_error("cannot write to standard output");
-    }
-  }
-}
-
-// Width of the terminal that shows standard error, or 0 if none does.
-std::size_t room_on_standard_error() {
-  if (isatty(STDERR_FILENO) == 0) return 0;
-  const char* given = std::getenv("COLUMNS");
-  const int columns = given != nullptr ? std::atoi(given) : 0;
-  if (columns > 0) return static_cast<std::size_t>(columns);
-  winsize size{};
-  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
 
 // The files of a request.
 struct RequestFiles {
@@ -77,6 +41,12 @@ struct RequestFiles {
   std::optional<yaml::Neighbors> neighbors;
 
   const yaml::Neighbors* known_links() const { return neighbors ? &*neighbors : nullptr; }
+};
+
+// A caller of the program: its console, and the files that its requests have named, as they were then.
+struct Caller {
+  Console& console;
+  std::map<std::vector<std::string>, RequestFiles>& files;
 };
 
 // A host of each device type, by its name.
@@ -112,6 +82,13 @@ RequestFiles read_files(const CommandLine& line) {
   return files;
 }
 
+const RequestFiles& files_of(const CommandLine& line, const Caller& caller) {
+  const std::vector<std::string> names{line.models_file,  line.dev_types_file,     line.dev_file,
+                                       line.cluster_file, line.dev_neighbors_file, line.format == Format::kBids ? "bids" : ""};
+  const auto known = caller.files.find(names);
+  return known != caller.files.end() ? known->second : caller.files.emplace(names, read_files(line)).first->second;
+}
+
 // The host of rank 0 in a run without -H: the one of that name, or the first of the devices file.
 std::string first_host(const yaml::Devices& devices) {
   std::string first;
@@ -139,10 +116,10 @@ SpecFiles read_given_files(const CommandLine& line) {
   return files;
 }
 
-NamedProblem read_request(const CommandLine& line) {
+NamedProblem read_request(const CommandLine& line, const Caller& caller) {
   NamedProblem named;
   if (line.problem.empty()) {
-    const RequestFiles files = read_files(line);
+    const RequestFiles& files = files_of(line, caller);
     yaml::Assembly assembly =
         yaml::assemble(files.models, files.types, files.devices, files.known_links(), line.request);
     named.model = line.request.model;
@@ -152,7 +129,7 @@ NamedProblem read_request(const CommandLine& line) {
     named.warnings = std::move(assembly.warnings);
     named.texts = assembly.texts;
   } else {
-    named = read_problem(line.problem);
+    named = read_problem(line.problem, caller.console);
   }
   named.joint = named.joint || line.joint;
   validate(named.problem);
@@ -160,8 +137,8 @@ NamedProblem read_request(const CommandLine& line) {
 }
 
 // The problem under the conditions of a file, and with the widths that were asked for.
-void apply_options(NamedProblem& named, const CommandLine& line) {
-  if (!line.conditions.empty()) apply_conditions(named, line.conditions);
+void apply_options(NamedProblem& named, const CommandLine& line, const Caller& caller) {
+  if (!line.conditions.empty()) apply_conditions(named, line.conditions, caller.console);
   if (named.joint) return;
   named.problem = line.auto_link_bits ? with_all_link_bits(std::move(named.problem))
                                       : with_link_bits(std::move(named.problem), line.link_bits);
@@ -183,23 +160,23 @@ void require_watts(const Problem& problem, bool of_files) {
 
 // Without --data-host, nothing is counted for the data rank. A run counts it, on the host of rank 0: says which plan
 // it would take if that is another one than `here`, in the time that is left of the limit, if that is enough to tell.
-void say_plan_of_run(const CommandLine& line, const Messages& messages, const Answer& here) {
+void say_plan_of_run(const CommandLine& line, const Caller& caller, const Answer& here) {
   if (!line.problem.empty() || line.format != Format::kYaml || !line.request.data_host.empty() || here.given) return;
   if (here.solution.status != Status::kOptimal || here.solution.elapsed_s >= line.solver.time_limit_s) return;
   CommandLine of_run = line;
   of_run.solver.time_limit_s -= here.solution.elapsed_s;
   try {
     of_run.request.data_host =
-        line.request.hosts.empty() ? first_host(read_files(line).devices) : line.request.hosts.front();
-    NamedProblem named = read_request(of_run);
-    apply_options(named, of_run);
+        line.request.hosts.empty() ? first_host(files_of(line, caller).devices) : line.request.hosts.front();
+    NamedProblem named = read_request(of_run, caller);
+    apply_options(named, of_run, caller);
     const Answer there = plan_only(std::move(named), of_run);
     const Status status = there.solution.status;
     if (status == Status::kUnknown || status == Status::kBounded) return;
     const std::string schedule = schedule_yaml(there);
     if (there.found() && schedule == schedule_yaml(here)) return;
     const std::string host = yaml::printable(of_run.request.data_host);
-    messages.say("a run with its data on " + host +
+    caller.console.say("a run with its data on " + host +
                  (there.found() ? " takes another plan (" + throughput_text(there) + "): " + in_one_line(schedule)
                                 : std::string(" has no feasible plan")) +
                  "; see --data-host " + host);
@@ -209,7 +186,7 @@ void say_plan_of_run(const CommandLine& line, const Messages& messages, const An
 }
 
 // "; with 8 streams, a context of 512 fits": how far the request of a decoder would have to be reduced.
-std::string what_fits(const CommandLine& line, const Answer& answer) {
+std::string what_fits(const CommandLine& line, const Caller& caller, const Answer& answer) {
   if (!answer.named.texts || !answer.why || !answer.why->of_memory()) return "";
   // A problem is what it is, and standard input can be read once.
   if (!line.problem.empty() || !line.conditions.empty()) return "";
@@ -221,8 +198,8 @@ std::string what_fits(const CommandLine& line, const Answer& answer) {
     texts = yaml::Texts{};
     texts.streams = streams;
     texts.context = context;
-    NamedProblem named = read_request(smaller);
-    apply_options(named, smaller);
+    NamedProblem named = read_request(smaller, caller);
+    apply_options(named, smaller, caller);
     return plan_only(std::move(named), smaller).found();
   };
   // The largest of 1 to `most` units that fits; 0 if none does.
@@ -253,7 +230,7 @@ std::string what_fits(const CommandLine& line, const Answer& answer) {
 }
 
 // The head of a decoder is on the data host: says so if another host were a better one.
-void say_best_data_host(const CommandLine& line, const Messages& messages, const Answer& here) {
+void say_best_data_host(const CommandLine& line, const Caller& caller, const Answer& here) {
   if (!here.named.texts || !line.problem.empty() || !line.conditions.empty()) return;
   if (here.given || here.solution.status != Status::kOptimal) return;
   CommandLine other = line;
@@ -268,8 +245,8 @@ void say_best_data_host(const CommandLine& line, const Messages& messages, const
     if (host == problem.data_host || type == nullptr) continue;
     if (!linked && !tried.emplace(type->name, linked).second) continue;
     other.request.data_host = problem.hosts[static_cast<std::size_t>(host)];
-    NamedProblem named = read_request(other);
-    apply_options(named, other);
+    NamedProblem named = read_request(other, caller);
+    apply_options(named, other, caller);
     const Answer there = plan_only(std::move(named), other);
     if (there.solution.status != Status::kOptimal || there.solution.objective >= value * (1 - 1e-6)) continue;
     value = there.solution.objective;
@@ -277,66 +254,104 @@ void say_best_data_host(const CommandLine& line, const Messages& messages, const
   }
   if (best.empty()) return;
   const bool alone = line.solver.objective == Objective::kLatency;
-  messages.say("with its data on " + yaml::printable(best) + ", which is a better place for the head, a run would " +
+  caller.console.say("with its data on " + yaml::printable(best) + ", which is a better place for the head, a run would " +
                (alone ? "take " + seconds_text(value) + " a token" : "have " + figure_text(1 / value) + " tokens/s") +
                "; see --data-host " + yaml::printable(best));
 }
 
 // Prints what was found out for one plan.
-int say(const Answer& answer, const CommandLine& line, const Messages& messages) {
+int say(const Answer& answer, const CommandLine& line, const Caller& caller) {
   const bool accepted = answer.found() && answer.fatal() == nullptr;
-  if (accepted && line.format == Format::kYaml) print(schedule_yaml(answer));
-  if (answer.found() && line.explain) std::fputs(explanation(answer, room_on_standard_error()).c_str(), stderr);
-  if (answer.found() && line.losses) std::fputs(losses_text(answer).c_str(), stderr);
+  if (accepted && line.format == Format::kYaml) caller.console.print(schedule_yaml(answer));
+  if (answer.found() && line.explain) caller.console.tell(explanation(answer, caller.console.room()));
+  if (answer.found() && line.losses) caller.console.tell(losses_text(answer));
   // A plan that follows another one may be less than the best, to keep the order of its hosts.
   const bool may_be_less = answer.before.known() && answer.solution.elapsed_s < line.solver.time_limit_s;
-  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) messages.say(stopped_line(answer));
-  for (const WhatIf& one : answer.what_ifs) messages.say(what_if_line(answer, one));
+  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) caller.console.say(stopped_line(answer));
+  for (const WhatIf& one : answer.what_ifs) caller.console.say(what_if_line(answer, one));
   if (accepted) {
-    if (line.format == Format::kJson) print(report_json(answer));
-    answer.named.texts ? say_best_data_host(line, messages, answer) : say_plan_of_run(line, messages, answer);
+    if (line.format == Format::kJson) caller.console.print(report_json(answer));
+    answer.named.texts ? say_best_data_host(line, caller, answer) : say_plan_of_run(line, caller, answer);
     return kDone;
   }
-  if (line.format == Format::kJson && !line.problem.empty()) print(no_schedule_json(answer));
-  messages.say("error: " + refusal(answer) + what_fits(line, answer));
+  if (line.format == Format::kJson && !line.problem.empty()) caller.console.print(no_schedule_json(answer));
+  caller.console.say("error: " + refusal(answer) + what_fits(line, caller, answer));
   return kInfeasible;
 }
 
-int run(const CommandLine& line, const Messages& messages) {
-  NamedProblem named = read_request(line);
+int run(const CommandLine& line, const Caller& caller) {
+  NamedProblem named = read_request(line, caller);
   if (line.format == Format::kProblem) {
-    print(problem_json(named));
+    caller.console.print(problem_json(named));
     return kDone;
   }
   if (line.format == Format::kBids) {
-    print(bids_json(named.problem));
+    caller.console.print(bids_json(named.problem));
     return kDone;
   }
-  for (const std::string& warning : named.warnings) messages.say("warning: " + warning);
-  apply_options(named, line);
-  if (!line.evaluate.empty()) return say(evaluate_plan(named, read_plan(line.evaluate), line), line, messages);
+  for (const std::string& warning : named.warnings) caller.console.say("warning: " + warning);
+  apply_options(named, line, caller);
+  if (!line.evaluate.empty()) return say(evaluate_plan(named, read_plan(line.evaluate, caller.console), line), line, caller);
   if (!named.plans.empty()) {
-    print(reports_json(evaluate_plans(named, line)));
+    caller.console.print(reports_json(evaluate_plans(named, line)));
     return kDone;
   }
   if (line.solver.objective == Objective::kEnergy && named.problem.returns()) {
     throw UsageError("--objective energy: texts are planned for throughput or latency");
   }
   if (line.solver.objective == Objective::kEnergy) require_watts(named.problem, line.problem.empty());
-  return say(plan(std::move(named), line), line, messages);
+  return say(plan(std::move(named), line), line, caller);
 }
 
-int main_with_faults(const std::vector<std::string>& arguments, const Messages& messages) {
-  const CommandLine line = parse_command_line(arguments);
+// Returns the exit status of `work`, after saying what went wrong.
+template <typename Work>
+int guarded(Console& console, Work work) {
+  const auto failed = [&](const std::string& what, int status) {
+    console.say("error: " + what);
+    return status;
+  };
+  try {
+    return work();
+  } catch (const UsageError& error) {
+    return failed(error.what(), kWrongRequest);
+  } catch (const yaml::SpecError& error) {
+    return failed(error.what(), kWrongRequest);
+  } catch (const std::bad_alloc&) {
+    return failed("out of memory", kFault);
+  } catch (const std::exception& error) {
+    return failed(error.what(), kFault);
+  }
+}
+
+int answer(const CommandLine& line, const Caller& caller) {
   switch (line.action) {
     case Action::kHelp:
-    case Action::kHelpAll: print(help_text(messages.program(), line.action == Action::kHelpAll)); return kDone;
-    case Action::kVersion: print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
+    case Action::kHelpAll:
+      caller.console.print(help_text(caller.console.called(), line.action == Action::kHelpAll));
+      return kDone;
+    case Action::kVersion: caller.console.print("sched-pipeline (PipeEdge) " PIPEEDGE_VERSION "\n"); return kDone;
+    case Action::kQuestions: throw UsageError("--questions: a question cannot hold others");
     case Action::kSchedule: break;
   }
-  if (line.format != Format::kFiles) return run(line, messages);
-  print(files_json(read_given_files(line)));
+  if (line.format != Format::kFiles) return run(line, caller);
+  caller.console.print(files_json(read_given_files(line)));
   return kDone;
+}
+
+// Answers questions until standard input ends.
+int answer_questions(const Caller& caller) {
+  for (std::string question; std::getline(std::cin, question);) {
+    QuestionConsole console(caller.console.called());
+    const int status = guarded(
+        console, [&] { return answer(parse_command_line(console.ask(question)), {console, caller.files}); });
+    caller.console.print(console.answer(status));
+  }
+  return kDone;
+}
+
+int main_with_faults(const std::vector<std::string>& arguments, const Caller& caller) {
+  const CommandLine line = parse_command_line(arguments);
+  return line.action == Action::kQuestions ? answer_questions(caller) : answer(line, caller);
 }
 
 }  // namespace
@@ -344,23 +359,11 @@ int main_with_faults(const std::vector<std::string>& arguments, const Messages& 
 
 int main(int argc, char** argv) {
   using namespace pipeedge;
-  const cli::Messages messages(argc > 0 ? argv[0] : "");
+  cli::StandardConsole console(argc > 0 ? argv[0] : "");
 #ifdef SIGPIPE
   std::signal(SIGPIPE, SIG_IGN);  // so that the status is the same as that of the other programs
 #endif
-  try {
-    return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, messages);
-  } catch (const cli::UsageError& error) {
-    messages.say(std::string("error: ") + error.what());
-    return cli::kWrongRequest;
-  } catch (const yaml::SpecError& error) {
-    messages.say(std::string("error: ") + error.what());
-    return cli::kWrongRequest;
-  } catch (const std::bad_alloc&) {
-    messages.say("error: out of memory");
-    return cli::kFault;
-  } catch (const std::exception& error) {
-    messages.say(std::string("error: ") + error.what());
-    return cli::kFault;
-  }
+  std::map<std::vector<std::string>, cli::RequestFiles> files;
+  return cli::guarded(
+      console, [&] { return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, {console, files}); });
 }

@@ -185,6 +185,11 @@ std::vector<Group> option_groups() {
                                                    {"problem", Format::kProblem},
                                                    {"files", Format::kFiles},
                                                    {"bids", Format::kBids}}))),
+           option({"--questions"}, nullptr,
+                  "answer one call after another, and read each file only once: a line of standard input is a JSON "
+                  "object with arguments and, optionally, the input of a call; the line for it on standard output has "
+                  "status, printed and said",
+                  action(Action::kQuestions)),
            option({"-h", "--help"}, nullptr, "the options that most people use", action(Action::kHelp)),
            option({"--help-all"}, nullptr, "all options, by section", action(Action::kHelpAll)),
            option({"--version"}, nullptr, "the version", action(Action::kVersion)),
@@ -300,6 +305,9 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     given.push_back(name);
     if (described.empty() && kWithProblem.count(name) == 0) described = found.name;
     if (scheduling.empty() && kWithFiles.count(name) == 0) scheduling = found.name;
+    if (line.action == Action::kQuestions && arguments.size() > 1) {
+      throw UsageError("--questions: each question brings its own arguments; leave out the others");
+    }
     if (line.action != Action::kSchedule) return line;
   }
   check_joint(line, given);

@@ -28,7 +28,7 @@ struct Change {
 };
 
 enum class Format { kYaml, kJson, kProblem, kFiles, kBids };
-enum class Action { kSchedule, kHelp, kHelpAll, kVersion };
+enum class Action { kSchedule, kQuestions, kHelp, kHelpAll, kVersion };
 
 struct CommandLine {
   Action action = Action::kSchedule;

@@ -1,7 +1,8 @@
 #include "problem_json.hpp"
 
 #include <algorithm>
-#include <cstdio>
+#include <functional>
+#include <set>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
@@ -18,20 +19,11 @@ using yaml::View;
 
 constexpr double kLargestInProblem = 1e21;  // the largest number of MB in a YAML file, in bytes
 
-std::string read_standard_input() {
-  std::string text;
-  std::vector<char> chunk(std::size_t{1} << 16);
-  while (const std::size_t got = std::fread(chunk.data(), 1, chunk.size(), stdin)) {
-    if (text.size() + got > yaml::kMaxFileBytes) throw UsageError("standard input is larger than 64 MiB");
-    text.append(chunk.data(), got);
-  }
-  if (std::ferror(stdin) != 0) throw UsageError("standard input cannot be read completely");
-  return text;
-}
-
 std::string name_of(const std::string& file) { return file == "-" ? "standard input" : file; }
 
-std::string text_of(const std::string& file) { return file == "-" ? read_standard_input() : yaml::read_text(file); }
+std::string text_of(const std::string& file, Console& console) {
+  return file == "-" ? console.input() : yaml::read_text(file);
+}
 
 std::string text_or(const View& view, const char* key, const std::string& otherwise) {
   const auto found = view.find(key);
@@ -349,6 +341,11 @@ void Reader::put_under(const View& conditions, const Names& hosts, NamedProblem&
   named.loaded = plan_from(items_of(conditions, "loaded"));
   for (const View& plan : items_of(conditions, "plans")) named.plans.push_back(plan_from(plan.items()));
   for (const View& one : items_of(conditions, "moments")) named.moments.push_back(conditions_from(one, hosts));
+  const std::vector<View> missing = items_of(conditions, "missing");
+  if (!missing.empty() && !named.moments.empty()) conditions.fail("has moments, which are of all hosts, and missing ones");
+  std::set<int, std::greater<>> gone;  // the last one first, as those behind it are renumbered
+  for (const View& host : missing) gone.insert(hosts.find(host));
+  for (const int host : gone) named.problem = without_stages_on(std::move(named.problem), host);
 }
 
 GivenPlan Reader::plan_from(const std::vector<View>& stages) {
@@ -463,10 +460,12 @@ NamedProblem read_problem(std::string text, const std::string& name) {
   return Reader(root).read();
 }
 
-NamedProblem read_problem(const std::string& file) { return read_problem(text_of(file), name_of(file)); }
+NamedProblem read_problem(const std::string& file, Console& console) {
+  return read_problem(text_of(file, console), name_of(file));
+}
 
-GivenPlan read_plan(const std::string& file) {
-  const yaml::Document document = yaml::parse(text_of(file), name_of(file));
+GivenPlan read_plan(const std::string& file, Console& console) {
+  const yaml::Document document = yaml::parse(text_of(file, console), name_of(file));
   GivenPlan plan;
   for (const View& entry : View(document).items()) {
     const auto keys = entry.entries();
@@ -478,8 +477,8 @@ GivenPlan read_plan(const std::string& file) {
   return plan;
 }
 
-void apply_conditions(NamedProblem& named, const std::string& file) {
-  const yaml::Document document = yaml::parse(text_of(file), name_of(file), kLargestInProblem);
+void apply_conditions(NamedProblem& named, const std::string& file, Console& console) {
+  const yaml::Document document = yaml::parse(text_of(file, console), name_of(file), kLargestInProblem);
   Names hosts;
   for (const std::string& host : named.problem.hosts) hosts.add(host);
   try {

@@ -12,6 +12,7 @@
 #include "../core/problem.hpp"
 #include "../yaml/assembly.hpp"
 #include "../yaml/tree.hpp"
+#include "console.hpp"
 #include "text.hpp"
 
 namespace pipeedge::cli {
@@ -46,12 +47,12 @@ struct NamedProblem {
 
 // `name` is the name of the text in messages. Throws yaml::SpecError.
 NamedProblem read_problem(std::string text, const std::string& name);
-// These read a file, or standard input (-). Throw yaml::SpecError or UsageError.
-NamedProblem read_problem(const std::string& file);
+// These read a file, or the console's input (-). Throw yaml::SpecError or UsageError.
+NamedProblem read_problem(const std::string& file, Console& console);
 // Plans of a schedule file: YAML, as this program prints schedules.
-GivenPlan read_plan(const std::string& file);
+GivenPlan read_plan(const std::string& file, Console& console);
 // Puts a problem under the conditions of a file.
-void apply_conditions(NamedProblem& named, const std::string& file);
+void apply_conditions(NamedProblem& named, const std::string& file, Console& console);
 
 std::string problem_json(const NamedProblem& named);
 // What each host would bid for each stage, in a problem with one setting.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -27,6 +27,7 @@ from oracles.plan_costs import (
     stage_seconds,
 )
 from sched_program import run
+from waiting import LIMIT_S
 
 from pipeedge.base.errors import InfeasibleError
 from pipeedge.base.schedule import LayerRange
@@ -35,12 +36,20 @@ from pipeedge.plan.conditions import Conditions
 from pipeedge.plan.live_search import LiveSearch
 from pipeedge.plan.placing import PlacedStage, Placing
 from pipeedge.plan.problem import HostKind, HostLink, LayerSizes, Problem, SolverOptions
+from pipeedge.plan.sched_pipeline import run_program
 
 AS_PROFILED = Conditions()
 
 
 def search_of(problem: Problem, **more: Any) -> LiveSearch:
-    return LiveSearch(problem.to_body(), SolverOptions(), list(problem.hosts), **more)
+    body = problem.to_body()
+
+    def call(arguments: Sequence[str], text: str = "", *, timeout_s: float = LIMIT_S) -> str:
+        given = json.dumps({**body, "conditions": json.loads(text)})
+        return run_program([one for one in arguments if one != "--conditions=-"], given, timeout_s=timeout_s)
+
+    names = list(problem.hosts)
+    return LiveSearch(["--problem=-"], body, SolverOptions(), names, **{"call": call, **more})
 
 
 def takeover(problem: Problem, present: Placing, conditions: Conditions = AS_PROFILED) -> Placing:
@@ -197,12 +206,12 @@ def test_best_plan_that_fits_beside_the_running_one_is_found(seed: int, shared_w
 
 
 def test_there_are_no_other_stages_where_nothing_fits() -> None:
-    def refuse(*_: object) -> object:
+    def refuse(*_: object, **__: object) -> str:
         raise InfeasibleError("no host has the memory")
 
     present = placing(("h0", 1, 12), ("h1", 13, 24))
     problem = problem_of(3)
-    assert search_of(problem, ask=refuse)(AS_PROFILED, frozenset({"h0", "h2"}), present) is None
+    assert search_of(problem, call=refuse)(AS_PROFILED, frozenset({"h0", "h2"}), present) is None
     assert search_of(problem)(AS_PROFILED, frozenset({"h0", "h1"}), present) is None  # no better
 
 
@@ -210,6 +219,35 @@ def test_other_hosts_replace_one_that_is_missing() -> None:
     present = placing(("h0", 1, 12), ("h1", 13, 24))
     found = search_of(problem_of(3))(AS_PROFILED, frozenset({"h0", "h2"}), present)
     assert found == placing(("h0", 1, 12), ("h2", 13, 24))
+
+
+@pytest.mark.parametrize("seed", range(cases(60, 8)))
+def test_plan_without_missing_hosts_is_the_best_of_the_others(seed: int) -> None:
+    random = Random(seed)
+    problem = random_problem(random)
+    here = frozenset(random.sample(list(problem.hosts), random.randint(1, 2)))
+    problem = replace(problem, data_host=random.choice([None, *here]))
+    conditions = Conditions(
+        {host: random.uniform(0.5, 2) for host in problem.hosts}, {("c", "b"): 3.0, ("a", "c"): 2.0}
+    )
+
+    def fits(stage: PlacedStage) -> bool:
+        return held_bytes(problem, stage.host, stage.layers) <= kind_of(problem, stage.host).mem_bytes
+
+    possible = [
+        stages
+        for stages in placings(problem)
+        if {stage.host for stage in stages} <= here and all(map(fits, stages))
+    ]
+    survivors = [Survivor(number, 1e9, host) for number, host in enumerate(problem.hosts) if host in here]
+    found = search_of(problem).after_loss(conditions, survivors, None)
+    best = min((period_s(problem, stages, conditions) for stages in possible), default=None)
+    assert (found is None) == (best is None)
+    if found is not None and best is not None:
+        names = list(problem.hosts)
+        stages = tuple(PlacedStage(names[one.rank], one.layers) for one in found.schedule.stages)
+        assert {stage.host for stage in stages} <= here
+        assert period_s(problem, stages, conditions) == pytest.approx(best)
 
 
 # -- the order of hosts --------------------------------------------------------------------------------
