@@ -182,36 +182,57 @@ class Bed:
             lambda kind: [*options, "-i", str(round(iterations * kind.cpu_fraction / slowest))],
         )
 
-    def profile_decoder(self, model: Path, dtype: str) -> None:
-        """Profile a decoder on all hosts at once and write the scheduler's input files."""
-        self._profile(model.name, lambda kind: ["-m", str(model), "--dtype", dtype])
+    def profile_decoder(self, model: Path, dtype: str, *, alone: bool = False) -> None:
+        """Profile a decoder on all hosts at once and write the scheduler's input files.
 
-    def _profile(self, name: str, options: Callable[[Kind], list[str]]) -> None:
-        """Profile on all hosts at once, with options by kind, and write the scheduler's input files.
+        Args:
+            model: Directory of the model.
+            dtype: Number type.
+            alone: Whether to profile one host of each kind instead, one after the other.
+        """
+
+        def options(kind: Kind) -> list[str]:
+            return ["-m", str(model), "--dtype", dtype]
+
+        if alone:
+            self._profile(f"{model.name}-alone", options, [(kind.names[0],) for kind in self.kinds])
+        else:
+            self._profile(model.name, options)
+
+    def _profile(
+        self, name: str, options: Callable[[Kind], list[str]], rounds: Sequence[Sequence[str]] | None = None
+    ) -> None:
+        """Profile on hosts and write the scheduler's input files.
 
         Hosts of one kind get medians of what was found on them.
+
+        Args:
+            name: Name of the directories.
+            options: Options of the profiler, by kind.
+            rounds: Hosts that are profiled at once, and those that are after them; all at once by default.
         """
-        meeting = self.directory / f"profile-{name}"
-        meeting.mkdir()
         script = Path(__file__).with_name("profile_together.py")
-        together = [str(script), str(meeting), str(len(self.hosts))]
-        jobs, places = [], {}
-        for kind in self.kinds:
-            for host in kind.names:
+        kind_of = {host: kind for kind in self.kinds for host in kind.names}
+        found: dict[str, list[Any]] = {}
+        for number, hosts in enumerate(rounds or [self.hosts]):
+            meeting = self.directory / f"profile-{name}-{number}"
+            meeting.mkdir()
+            jobs, places = [], {}
+            for host in hosts:
+                kind = kind_of[host]
                 places[host] = self.directory / f"profile-{name}-{host}"
                 places[host].mkdir()
                 emit = ["-dt", kind.name, "--mem-MB", str(MEM_MB), "--bw-Mbps", str(kind.bw_mbps)]
-                jobs.append((host, places[host], [*together, host, *options(kind), *emit]))
-        self._all(jobs)
-        types = {
-            kind.name: median_document(
-                [_read(places[host] / "device_types.yml")[kind.name] for host in kind.names]
-            )
-            for kind in self.kinds
-        }
+                together = [str(script), str(meeting), str(len(hosts)), host]
+                jobs.append((host, places[host], [*together, *options(kind), *emit]))
+            self._all(jobs)
+            for host, place in places.items():
+                kind_name = kind_of[host].name
+                found.setdefault(kind_name, []).append(_read(place / "device_types.yml")[kind_name])
+        types = {name: median_document(documents) for name, documents in found.items()}
         _write(self.files["device_types"], types)
         _write(self.files["devices"], {kind.name: kind.names for kind in self.kinds})
-        _write(self.files["models"], _read(places[self.hosts[0]] / "models.yml"))
+        _write(self.files["models"], _read(next(iter(places.values())) / "models.yml"))
 
     def schedule(self, load: Workload, hosts: Sequence[str], *options: str, alike: bool = False) -> Promise:
         """Return the best schedule.
