@@ -42,6 +42,8 @@ def _become() -> None:
 def with_configured(arguments: Sequence[str]) -> list[str]:
     """Return a command line with what a file adds to it, and without the option that names the file.
 
+    A file adds nothing to ``--questions``, each of which has a command line of its own.
+
     Raises:
         RequestError: The file is missing, or is not one of options.
     """
@@ -50,6 +52,8 @@ def with_configured(arguments: Sequence[str]) -> list[str]:
     own.add_argument(CONFIG_OPTION)
     words = own.parse_known_args(arguments)[1]
     given = {word.partition("=")[0] for word in words}
+    if "--questions" in given:
+        return words
     return [
         *words,
         *(
@@ -71,11 +75,11 @@ def with_input_bytes(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("--tokens", type=int)
     for name in ("--lengths", "--input-bytes", "--problem", "--format"):
         parser.add_argument(name)
-    for name in ("-h", "--help", "--help-all", "--version"):
+    for name in ("-h", "--help", "--help-all", "--version", "--questions"):
         parser.add_argument(name, action="store_true")
     try:
         given, _ = parser.parse_known_args(arguments)
-        asks = given.h or given.help or given.help_all or given.version
+        asks = given.h or given.help or given.help_all or given.version or given.questions
         if given.input_bytes or given.problem or given.format == "files" or asks:
             return [*arguments]
         check_lengths(given.lengths)

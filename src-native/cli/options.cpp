@@ -305,10 +305,11 @@ CommandLine parse_command_line(const std::vector<std::string>& arguments) {
     given.push_back(name);
     if (described.empty() && kWithProblem.count(name) == 0) described = found.name;
     if (scheduling.empty() && kWithFiles.count(name) == 0) scheduling = found.name;
-    if (line.action == Action::kQuestions && arguments.size() > 1) {
-      throw UsageError("--questions: each question brings its own arguments; leave out the others");
-    }
-    if (line.action != Action::kSchedule) return line;
+    if (line.action != Action::kSchedule && line.action != Action::kQuestions) return line;
+  }
+  if (line.action == Action::kQuestions) {
+    if (given.size() > 1) throw UsageError("--questions: each question brings its own arguments; leave out the others");
+    return line;
   }
   check_joint(line, given);
   if (line.joint) line.request.choice = line.choice;

@@ -202,6 +202,7 @@ def test_run_simulation_and_program_make_one_plan(
         ("--help", None),
         ("-h", None),
         ("--help-all", None),
+        ("--questions", None),
     ],
 )
 def test_pipeedge_schedule_knows_the_input_of_the_model(line: str, added: str | None) -> None:

@@ -75,6 +75,7 @@ def test_the_native_scheduler_gets_them_as_words(file: Path) -> None:
     file.write_text('[schedule]\nmodel-name = "m"\nexplain = true\n')
     assert with_configured(["-b", "8"]) == ["-b", "8", "--model-name=m", "--explain"]
     assert with_configured(["--model-name=n", "--config", "/dev/null"]) == ["--model-name=n"]
+    assert with_configured(["--questions"]) == ["--questions"]
 
 
 @pytest.mark.parametrize(
