@@ -83,8 +83,9 @@ RequestFiles read_files(const CommandLine& line) {
 }
 
 const RequestFiles& files_of(const CommandLine& line, const Caller& caller) {
-  const std::vector<std::string> names{line.models_file,  line.dev_types_file,     line.dev_file,
-                                       line.cluster_file, line.dev_neighbors_file, line.format == Format::kBids ? "bids" : ""};
+  const std::vector<std::string> names{line.models_file,        line.dev_types_file,
+                                       line.dev_file,           line.cluster_file,
+                                       line.dev_neighbors_file, line.format == Format::kBids ? "bids" : ""};
   const auto known = caller.files.find(names);
   return known != caller.files.end() ? known->second : caller.files.emplace(names, read_files(line)).first->second;
 }
@@ -177,9 +178,9 @@ void say_plan_of_run(const CommandLine& line, const Caller& caller, const Answer
     if (there.found() && schedule == schedule_yaml(here)) return;
     const std::string host = yaml::printable(of_run.request.data_host);
     caller.console.say("a run with its data on " + host +
-                 (there.found() ? " takes another plan (" + throughput_text(there) + "): " + in_one_line(schedule)
-                                : std::string(" has no feasible plan")) +
-                 "; see --data-host " + host);
+                       (there.found() ? " takes another plan (" + throughput_text(there) + "): " + in_one_line(schedule)
+                                      : std::string(" has no feasible plan")) +
+                       "; see --data-host " + host);
   } catch (const yaml::SpecError&) {
     // The files do not have that host, so a run does not count its links either.
   }
@@ -254,9 +255,10 @@ void say_best_data_host(const CommandLine& line, const Caller& caller, const Ans
   }
   if (best.empty()) return;
   const bool alone = line.solver.objective == Objective::kLatency;
-  caller.console.say("with its data on " + yaml::printable(best) + ", which is a better place for the head, a run would " +
-               (alone ? "take " + seconds_text(value) + " a token" : "have " + figure_text(1 / value) + " tokens/s") +
-               "; see --data-host " + yaml::printable(best));
+  caller.console.say(
+      "with its data on " + yaml::printable(best) + ", which is a better place for the head, a run would " +
+      (alone ? "take " + seconds_text(value) + " a token" : "have " + figure_text(1 / value) + " tokens/s") +
+      "; see --data-host " + yaml::printable(best));
 }
 
 // Prints what was found out for one plan.
@@ -267,7 +269,9 @@ int say(const Answer& answer, const CommandLine& line, const Caller& caller) {
   if (answer.found() && line.losses) caller.console.tell(losses_text(answer));
   // A plan that follows another one may be less than the best, to keep the order of its hosts.
   const bool may_be_less = answer.before.known() && answer.solution.elapsed_s < line.solver.time_limit_s;
-  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) caller.console.say(stopped_line(answer));
+  if (answer.found() && answer.solution.status != Status::kOptimal && !may_be_less) {
+    caller.console.say(stopped_line(answer));
+  }
   for (const WhatIf& one : answer.what_ifs) caller.console.say(what_if_line(answer, one));
   if (accepted) {
     if (line.format == Format::kJson) caller.console.print(report_json(answer));
@@ -291,7 +295,9 @@ int run(const CommandLine& line, const Caller& caller) {
   }
   for (const std::string& warning : named.warnings) caller.console.say("warning: " + warning);
   apply_options(named, line, caller);
-  if (!line.evaluate.empty()) return say(evaluate_plan(named, read_plan(line.evaluate, caller.console), line), line, caller);
+  if (!line.evaluate.empty()) {
+    return say(evaluate_plan(named, read_plan(line.evaluate, caller.console), line), line, caller);
+  }
   if (!named.plans.empty()) {
     caller.console.print(reports_json(evaluate_plans(named, line)));
     return kDone;
@@ -342,8 +348,9 @@ int answer(const CommandLine& line, const Caller& caller) {
 int answer_questions(const Caller& caller) {
   for (std::string question; std::getline(std::cin, question);) {
     QuestionConsole console(caller.console.called());
-    const int status = guarded(
-        console, [&] { return answer(parse_command_line(console.ask(question)), {console, caller.files}); });
+    const int status = guarded(console, [&] {
+      return answer(parse_command_line(console.ask(question)), {console, caller.files});
+    });
     caller.console.print(console.answer(status));
   }
   return kDone;
@@ -364,6 +371,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // so that the status is the same as that of the other programs
 #endif
   std::map<std::vector<std::string>, cli::RequestFiles> files;
-  return cli::guarded(
-      console, [&] { return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, {console, files}); });
+  return cli::guarded(console, [&] {
+    return cli::main_with_faults({argv + std::min(argc, 1), argv + argc}, {console, files});
+  });
 }
