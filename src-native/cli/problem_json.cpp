@@ -342,8 +342,9 @@ void Reader::put_under(const View& conditions, const Names& hosts, NamedProblem&
   for (const View& plan : items_of(conditions, "plans")) named.plans.push_back(plan_from(plan.items()));
   for (const View& one : items_of(conditions, "moments")) named.moments.push_back(conditions_from(one, hosts));
   const std::vector<View> missing = items_of(conditions, "missing");
-  if (!missing.empty() && !named.moments.empty())
+  if (!missing.empty() && !named.moments.empty()) {
     conditions.fail("has moments, which are of all hosts, and missing ones");
+  }
   std::set<int, std::greater<>> gone;  // the last one first, as those behind it are renumbered
   for (const View& host : missing) gone.insert(hosts.find(host));
   for (const int host : gone) named.problem = without_stages_on(std::move(named.problem), host);

@@ -226,7 +226,7 @@ def test_plan_without_missing_hosts_is_the_best_of_the_others(seed: int) -> None
     random = Random(seed)
     problem = random_problem(random)
     here = frozenset(random.sample(list(problem.hosts), random.randint(1, 2)))
-    problem = replace(problem, data_host=random.choice([None, *here]))
+    problem = replace(problem, data_host=random.choice([None, *problem.hosts]))
     conditions = Conditions(
         {host: random.uniform(0.5, 2) for host in problem.hosts}, {("c", "b"): 3.0, ("a", "c"): 2.0}
     )
