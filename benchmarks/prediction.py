@@ -23,7 +23,7 @@ stages take turns, one after the other, and for several at the same time. Both c
 
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
 bed with quotas, also with narrow links. Where the plan is one host alone, it is profiled and run again as
-that: a host takes up to a third longer where no other one keeps the memory of the machine busy. Needs root.
+that: a host took 1.3 to 1.5 times as long where no other one kept the machine's memory busy. Needs root.
 
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
 ranges as shards, both measured alternately in one process.

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import selectors
 import shutil
 import subprocess
@@ -169,19 +170,24 @@ class KeptProgram:
         if process.stdin is None or process.stdout is None:
             raise ValueError("a process without pipes")
         deadline = time.monotonic() + timeout_s
-        answer = b""
+        left, answer = memoryview(question), b""
         try:
-            process.stdin.write(question)
-            process.stdin.flush()
             with selectors.DefaultSelector() as ready:
+                ready.register(process.stdin, selectors.EVENT_WRITE)
                 ready.register(process.stdout, selectors.EVENT_READ)
                 while not answer.endswith(b"\n"):
-                    if not ready.select(max(0.0, deadline - time.monotonic())):
+                    able = {key.fileobj for key, _ in ready.select(max(0.0, deadline - time.monotonic()))}
+                    if not able:
                         raise _no_answer(timeout_s)
-                    got = os.read(process.stdout.fileno(), 1 << 16)
-                    if not got:
-                        raise _failure(process.wait(), "", "")
-                    answer += got
+                    if process.stdin in able:  # there is room for so many bytes
+                        left = left[os.write(process.stdin.fileno(), left[: select.PIPE_BUF]) :]
+                        if not left:
+                            ready.unregister(process.stdin)
+                    if process.stdout in able:
+                        got = os.read(process.stdout.fileno(), 1 << 16)
+                        if not got:
+                            raise _failure(process.wait(), "", "")
+                        answer += got
         except BrokenPipeError as error:
             raise _failure(process.wait(), "", "") from error
         return answer

@@ -149,6 +149,20 @@ def test_one_that_fails_during_a_call_is_an_error_and_starts_anew(
     assert kept(["--version"]) == run_program(["--version"])
 
 
+def test_one_that_takes_no_question_is_an_error(
+    kept: KeptProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, "exec sleep 100")
+    with pytest.raises(PipeEdgeError, match="did not answer within 0 s"):
+        kept(["--version"], "x" * 1_000_000, timeout_s=0.3)
+
+
+def test_a_long_question_is_answered(cluster: Cluster, kept: KeptProgram) -> None:
+    text = json.dumps({"hosts": [{"host": "f0", "slowness": 2}] * 20_000})
+    arguments = ["-m", "m", "--conditions=-"]
+    assert outcome(kept, arguments, text) == outcome(run_program, arguments, text)
+
+
 def test_one_that_is_missing_is_refused(
     kept: KeptProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
