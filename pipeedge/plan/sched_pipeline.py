@@ -144,7 +144,8 @@ class KeptProgram:
         # What YAML does not allow as it is, which JSON does.
         question = _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", question)
         try:
-            answer = json.loads(self._answer(question.encode(errors="replace") + b"\n", timeout_s))
+            line = self._answer(question.encode(errors="replace") + b"\n", timeout_s)
+            answer = json.loads(line.decode(errors="replace"))  # a message may have been cut within a letter
             status, printed, said = (answer[key] for key in ("status", "printed", "said"))
         except (ValueError, KeyError, TypeError) as error:
             self.close()

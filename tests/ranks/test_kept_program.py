@@ -38,6 +38,8 @@ CALLS = [
     (["-m", "m", "--conditions=-"], json.dumps({"missing": ["x"]})),
     (["-m", "m", "--conditions=-"], "{"),
     (["-m", "m", "--nonsense"], ""),
+    (["-m", "m", "--" + "\U0001f600" * 99], ""),
+    (["-m", "m", "--x" + "\U0001f600" * 99], ""),
     (["--questions"], ""),
     (["-m", "m", "-sm", "no.yml"], ""),
 ]
