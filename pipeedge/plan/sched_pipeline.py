@@ -145,7 +145,8 @@ class KeptProgram:
         question = _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", question)
         try:
             line = self._answer(question.encode(errors="replace") + b"\n", timeout_s)
-            answer = json.loads(line.decode(errors="replace"))  # a message may have been cut within a letter
+            # A message of yaml-cpp may end within a letter.
+            answer = json.loads(line.decode(errors="replace"))
             status, printed, said = (answer[key] for key in ("status", "printed", "said"))
         except (ValueError, KeyError, TypeError) as error:
             self.close()
