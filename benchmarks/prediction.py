@@ -87,6 +87,9 @@ DECODER_QUOTAS = {
 }
 QUOTA_TOKENS = 250
 """Tokens of each text."""
+QUOTA_BLOCKS = 36
+"""Blocks of the decoder: so many that weights exceed the caches of the machine, which all hosts share. What a
+host reads from memory as it measures the model, it then also reads from memory as it runs a part of it."""
 QUOTA_ITERATIONS = 5
 QUOTAS_TARGET = 0.1
 TEXT_MODEL = "bert-base-uncased"
@@ -543,7 +546,7 @@ def add_pairs(
 def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
     """Compare a decoder on four hosts with quotas; return the worst error of its figures, by medians."""
     worst = 0.0
-    model = write_larger(directory / "larger")
+    model = write_larger(directory / "larger", QUOTA_BLOCKS)
     options = ("--speculate", "0", "--context", str(QUOTA_TOKENS + 32))
     for number, (title, kinds) in enumerate(DECODER_QUOTAS.items()):
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}

@@ -55,7 +55,7 @@ def main() -> None:
 
     def steps_at_once(steps: Any, *arguments: Any) -> Any:
         return at_once(
-            lambda: measure(steps, *arguments), lambda: measure(steps, 1, lambda part: None, arguments[-1])
+            lambda: measure(steps, *arguments), lambda: measure(steps, 1, lambda part: None, *arguments[2:])
         )
 
     layer_work.time_layers = layers_at_once

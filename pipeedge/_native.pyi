@@ -376,12 +376,14 @@ class DecoderStage:
         threads: int,
         variant: str | None = None,
         seconds: npt.NDArray[np.float64] | None = None,
+        processor_time: bool = False,
         layers: int = -1,
     ) -> None:
         """Execute a step: pages, pages of windows, position of the first row, and rows of each sequence.
 
-        Each layer's time is written to ``seconds``, if that is given. Only the first ``layers`` compute, and
-        the outputs are unspecified then; -1: all of them.
+        Each layer's time is written to ``seconds``, if that is given: elapsed, or the calling thread's
+        ``processor_time``. Only the first ``layers`` compute, and the outputs are unspecified then; -1: all
+        of them.
 
         Raises:
             ValueError: arrays, pages or positions that do not fit the stage.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -68,6 +68,10 @@ _TEXTS = (1, 8)
 """Numbers of texts with which the data rank is rehearsed."""
 _SMALL_PER_ROUND = 3
 """Number of times that steps of one row of each sequence are measured in a round."""
+_SETTLING = 16
+"""Largest number of equal steps before those that count, in which the caches of a processor settle."""
+_SETTLING_S = 0.05
+"""Seconds after which no more of them begin."""
 _REHEARSED = 24
 """Tokens of each of them."""
 _LEAST_CONTEXT = 3
@@ -249,7 +253,9 @@ def measure_decoder(
     except WeightsError as error:
         raise WeightsError(f"{error}; times do not depend on real weights: use --random-weights") from error
     with power.computing():
-        timed = steps.measure(job.request.iterations, lambda part: advance("timing steps", part), power)
+        timed = steps.measure(
+            job.request.iterations, lambda part: advance("timing steps", part), power, quota
+        )
     numbers, residual = steps.fit(timed, quota)
     advance("rehearsing steps", 1.0)
     rank = TextRank(job.model, ends, job.dtype, steps.bounds)
@@ -266,7 +272,7 @@ def measure_decoder(
     costs = {specs: measure(specs, job.device) for specs in distinct(crossing)}
     both = [(costs[specs].receive_s, costs[specs].send_s) for specs in crossing]
     handling = step_handling(at_work, costs[crossing[0]], handling, quota.stretch)
-    found = job.results(steps.spread(timed), numbers, end_costs, both)
+    found = job.results(steps.spread(timed, quota), numbers, end_costs, both)
     return replace(
         found,
         residual=residual,
@@ -283,7 +289,7 @@ class _Timed:
     """Readings of one kind of step."""
 
     layers: list[Seconds] = field(default_factory=list)
-    """Seconds of each layer, in each repetition."""
+    """Seconds of each layer, in each repetition; of processor time if a quota makes the process pause."""
     processor_s: list[float] = field(default_factory=list)
     """Processor seconds of all threads for the step."""
 
@@ -330,26 +336,44 @@ class _Steps:
         return cls(job, stage, tuple(points), bounds)
 
     def measure(
-        self, repetitions: int | None, progress: Callable[[float], None], power: PowerMeter
+        self, repetitions: int | None, progress: Callable[[float], None], power: PowerMeter, quota: Quota
     ) -> list[_Timed]:
         """Execute all steps in turn, several times, so that a drift of the machine affects all alike.
 
-        Steps of few rows come several times a round: they are most of a run, and take little time here.
+        Steps of few rows come several times a round: they are most of a run, and take little time here. In a
+        run, many equal ones follow each other, so they do so here before any counts: where weights fit into
+        the caches of a processor, a step takes twice as long after a chunk of a prompt as after its equals.
         """
         timed = [_Timed() for _ in self.points]
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
         packets = [self._packet(point) for point in self.points]
         seconds = np.zeros(len(self.stage.layers))
+
+        def execute(number: int) -> float:
+            """Execute a step; return its processor seconds."""
+            packet = packets[number]
+            payload = tuple(tensor.clone() for tensor in packet.payload)
+            started = time.process_time()
+            run(Packet(packet.number, packet.items, payload), seconds, processor_time=quota.pauses)
+            return time.process_time() - started
+
+        def settle(number: int) -> None:
+            began = time.perf_counter()
+            for _ in range(_SETTLING):
+                execute(number)
+                if time.perf_counter() - began >= _SETTLING_S:
+                    break
+
         began, done = time.perf_counter(), 0
         while not _enough(done, time.perf_counter() - began, repetitions):
-            for number in _round(self.points):
-                packet = packets[number]
-                payload = tuple(tensor.clone() for tensor in packet.payload)
-                started = time.process_time()
-                run(Packet(packet.number, packet.items, payload), seconds)
-                if done:  # the first round warms up
-                    timed[number].layers.append(seconds.copy())
-                    timed[number].processor_s.append(time.process_time() - started)
+            for number, point in enumerate(self.points):
+                if not point.is_chunk:
+                    settle(number)
+                for _ in range(1 if point.is_chunk else _SMALL_PER_ROUND):
+                    processor_s = execute(number)
+                    if done:  # the first round warms up
+                        timed[number].layers.append(seconds.copy())
+                        timed[number].processor_s.append(processor_s)
             done += 1
             power.sample()
             progress(min(1.0, done / (repetitions or MOST_REPETITIONS)))
@@ -382,7 +406,7 @@ class _Steps:
     def _whole(self, one: _Timed, quota: Quota) -> Seconds:
         """Return the time of a step in each repetition, without delays.
 
-        A process that pauses does so in some steps and not in others, so its processor time counts.
+        A process that pauses does so in some steps and layers only, so its processor time counts.
         """
         whole = np.array(one.layers).sum(axis=1)
         if quota.pauses:
@@ -419,9 +443,9 @@ class _Steps:
             numbers[kind] = np.array(parts)
         return numbers, float(np.max(np.abs(fitted / typical.sum(axis=1) - 1)))
 
-    def spread(self, timed: Sequence[_Timed]) -> Seconds:
+    def spread(self, timed: Sequence[_Timed], quota: Quota) -> Seconds:
         """Return the distance of the quartiles of a step of one row, by layer of the whole model."""
-        layers = np.array(timed[0].layers)
+        layers = quota.stretch * np.array(timed[0].layers)
         low, high = np.quantile(layers, [0.25, 0.75], axis=0)
         blocks = (high - low).reshape(-1, LAYERS_PER_BLOCK)
         kinds = self.job.model.block_kinds
@@ -451,14 +475,6 @@ class _Steps:
         )
         links = None if kind.transport is None else StepLinks(kind.transport, there, back)
         return rehearse_steps(compute, functools.partial(rank.open, kind.texts, tokens), clock, links)
-
-
-def _round(points: Sequence[StepPoint]) -> Iterator[int]:
-    """Yield the numbers of the steps of a round: all of few rows, some chunks, those of few rows again..."""
-    chunks = [number for number, point in enumerate(points) if point.is_chunk]
-    for turn in range(_SMALL_PER_ROUND):
-        yield from (number for number, point in enumerate(points) if not point.is_chunk)
-        yield from chunks[turn::_SMALL_PER_ROUND]
 
 
 def _enough(done: int, elapsed_s: float, repetitions: int | None) -> bool:

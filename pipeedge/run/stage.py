@@ -99,12 +99,19 @@ class StepStage:
         self.latest_kind = 0
         """1 if the latest step had rows of prompts, whose values differ from those of decoding, else 0."""
 
-    def __call__(self, packet: Packet, seconds: npt.NDArray[np.float64] | None = None) -> Packet:
+    def __call__(
+        self,
+        packet: Packet,
+        seconds: npt.NDArray[np.float64] | None = None,
+        *,
+        processor_time: bool = False,
+    ) -> Packet:
         """Compute this stage's layers for the rows of a step.
 
         Args:
             packet: The step.
             seconds: Array of a number for each layer, which gets its time; or None.
+            processor_time: Whether that is the calling thread's processor time, which no pause makes longer.
 
         Raises:
             PeerFailedError: The step is malformed.
@@ -119,7 +126,9 @@ class StepStage:
             if self._stage.layers.start < computing.start <= self._stage.layers.stop:
                 outputs = self._compute_again(rows, computing)
             elif self._stage.layers.shared(computing):
-                outputs = self._stage.step(rows, inputs, seconds=seconds, stop=computing.stop)
+                outputs = self._stage.step(
+                    rows, inputs, seconds=seconds, processor_time=processor_time, stop=computing.stop
+                )
             else:
                 outputs = self._stage.unknown_outputs(sum(one.rows for one in rows))
         except PeerFailedError as error:

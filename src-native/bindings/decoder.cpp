@@ -184,7 +184,7 @@ class Stage {
 
   void step(const std::vector<Rows>& sequences, const std::vector<py::array>& inputs, std::vector<py::array> outputs,
             py::ssize_t threads, const std::optional<std::string>& name, std::optional<py::array> seconds,
-            py::ssize_t layers) {
+            bool processor_time, py::ssize_t layers) {
     std::vector<decoder::Sequence> own;
     std::size_t rows = 0;
     for (const Rows& one : sequences) {
@@ -214,7 +214,7 @@ class Stage {
     }
     py::gil_scoped_release unlocked;
     const std::lock_guard<std::mutex> alone(mutex_);
-    stage_.step(variant, own, in, out, count, layer_s, most);
+    stage_.step(variant, own, in, out, count, layer_s, processor_time, most);
   }
 
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
@@ -495,7 +495,8 @@ void bind_decoder(py::module_& module) {
       .def("widen", &Stage::widen, py::arg("block"), py::arg("name"),
            "Hold a matrix of a stage of int4 in int8; call this before it is filled.")
       .def("step", &Stage::step, py::arg("sequences"), py::arg("inputs"), py::arg("outputs"), py::kw_only(),
-           py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none(), py::arg("layers") = -1)
+           py::arg("threads"), py::arg("variant") = py::none(), py::arg("seconds") = py::none(),
+           py::arg("processor_time") = false, py::arg("layers") = -1)
       .def("adopt", &Stage::adopt, py::arg("layer"), py::arg("other"), py::arg("others_layer"),
            "Use a layer of another stage, weights and cache, in place of an own one.")
       .def("read_page", &Stage::read_page, py::arg("first"), py::arg("blocks"), py::arg("page"), py::arg("values"),

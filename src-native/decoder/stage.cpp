@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 namespace pipeedge::decoder {
@@ -14,6 +15,17 @@ using parallel::Team;
 
 /// Most rows by heads that attend together, unless the heads that share keys are more.
 constexpr std::size_t kTogether = 32;
+
+double elapsed_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Returns the processor time of this thread, which does not grow while a quota makes it pause.
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 std::size_t parts_of(std::size_t whole, std::size_t part) { return (whole + part - 1) / part; }
 
@@ -528,7 +540,7 @@ void Stage::mlp_in(Work& work, std::size_t thread, const Block& block) {
 }
 
 void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-                 std::size_t threads, double* seconds, std::size_t end) {
+                 std::size_t threads, double* seconds, bool processor_time, std::size_t end) {
   Work work(variant, sequences);
   if (work.rows == 0) return;
   const Settings& all = settings_;
@@ -549,10 +561,10 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
   std::vector<float>& first = first_ % kLayers == 1 ? context_ : first_ % kLayers == 3 ? inner_ : hidden_;
   read_rows(all.stream, in.first, rows * width_after(first_), first.data());
   if (has_skip_after(first_)) read_rows(all.stream, in.second, rows * all.hidden, hidden_.data());
-  using Clock = std::chrono::steady_clock;
+  const auto clock = processor_time ? thread_seconds : elapsed_seconds;
   work.team.run(threads, multiplications(work), [&](std::size_t thread) {
     const bool times = seconds != nullptr && thread == 0;
-    Clock::time_point before = times ? Clock::now() : Clock::time_point();
+    double before = times ? clock() : 0;
     for (std::size_t layer = first_; layer < std::min(end, end_); ++layer) {
       Block& block = blocks_[layer / kLayers];
       switch (layer % kLayers) {
@@ -562,8 +574,8 @@ void Stage::step(const Variant& variant, const std::vector<Sequence>& sequences,
         default: project(work, thread, block.down, block.down_bias, block.mlp_end, inner_, all.inner); break;
       }
       if (!times) continue;
-      const Clock::time_point now = Clock::now();
-      seconds[layer - first_] = std::chrono::duration<double>(now - before).count();
+      const double now = clock();
+      seconds[layer - first_] = now - before;
       before = now;
     }
   });

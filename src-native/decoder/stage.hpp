@@ -128,10 +128,12 @@ class Stage {
     return owns(block, 0) ? keys_of(blocks_.at(block), number, 0) : nullptr;
   }
 
-  /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer.
-  /// Layers from `end` on are left out, and the result is unspecified then.
+  /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer,
+  /// of the calling thread's processor time if `processor_time`. Layers from `end` on are left out, and the result is
+  /// unspecified then.
   void step(const Variant& variant, const std::vector<Sequence>& sequences, const Payload& in, const Result& out,
-            std::size_t threads, double* seconds = nullptr, std::size_t end = static_cast<std::size_t>(-1));
+            std::size_t threads, double* seconds = nullptr, bool processor_time = false,
+            std::size_t end = static_cast<std::size_t>(-1));
 
  private:
   struct Work;

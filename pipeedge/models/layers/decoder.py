@@ -360,6 +360,7 @@ class DecoderStage:
         threads: int | None = None,
         variant: str | None = None,
         seconds: npt.NDArray[np.float64] | None = None,
+        processor_time: bool = False,
         stop: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Execute a step: write the cache, and return the payload of the cut after the stage.
@@ -372,6 +373,7 @@ class DecoderStage:
             threads: Number of threads, or None for torch's.
             variant: One of ``native.decoder_variants``, or None for the best.
             seconds: Array of a number for each layer, which gets its time; or None.
+            processor_time: Whether that is the calling thread's processor time, which no pause makes longer.
             stop: Layer from which on none computes, so that the result is unspecified; None for all.
 
         Raises:
@@ -394,6 +396,7 @@ class DecoderStage:
             threads=torch.get_num_threads() if threads is None else threads,
             variant=variant,
             seconds=seconds,
+            processor_time=processor_time,
             layers=-1 if stop is None or stop >= self.layers.stop else max(0, stop - self.layers.start),
         )
         return outputs

@@ -1,0 +1,108 @@
+"""How a profile times the steps of a decoder: in which order, and by which clock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeedge.base.schedule import LayerRange
+from pipeedge.models.decoder import find_decoder
+from pipeedge.models.layers.decoder import DecoderStage, StepRows
+from pipeedge.profile import decoder_job
+from pipeedge.profile.decoder_job import DecoderJob
+from pipeedge.profile.power import PowerMeter
+from pipeedge.profile.quota import Quota
+from pipeedge.profile.request import MeasureRequest
+from pipeedge.request.config import ModelRequest
+from pipeedge.transport.base import Packet
+
+PUZZLES = find_decoder("llama-puzzles")
+
+
+class Recorder:
+    """Records the steps that a profile executes; the time of each is its number, from 1."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, ...]] = []
+        self.clocks: set[bool] = set()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Return what executes a step, as a class does."""
+        return self._execute
+
+    def _execute(self, packet: Packet, seconds: Any, *, processor_time: bool) -> None:
+        self.steps.append((packet.items, *packet.payload[1].tolist()))
+        self.clocks.add(processor_time)
+        seconds[:] = len(self.steps)
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, repetitions: int, quota: Quota
+) -> tuple[Recorder, Any, list[Any]]:
+    recorder = Recorder()
+    monkeypatch.setattr(decoder_job, "StepStage", recorder)
+    (job,) = DecoderJob.each(MeasureRequest(model=ModelRequest("llama-puzzles")), PUZZLES)
+    steps = decoder_job._Steps.load(job, None)
+    return recorder, steps, steps.measure(repetitions, lambda _part: None, PowerMeter(None), quota)
+
+
+@pytest.mark.parametrize("repetitions", [1, 3])
+def test_steps_of_few_rows_count_after_their_equals(
+    monkeypatch: pytest.MonkeyPatch, repetitions: int
+) -> None:
+    recorder, steps, timed = measured(monkeypatch, repetitions, Quota(None))
+    counted = set[int]()
+    for point, one in zip(steps.points, timed, strict=True):
+        assert len(one.layers) == len(one.processor_s) == repetitions * (1 if point.is_chunk else 3)
+        for seconds in one.layers:
+            (number,) = set(seconds)
+            step = recorder.steps[int(number) - 1]
+            assert step[0] == point.all_rows
+            assert point.is_chunk or recorder.steps[int(number) - 2] == step
+            counted.add(int(number))
+        assert len({recorder.steps[int(seconds[0]) - 1] for seconds in one.layers}) == 1
+    assert len(counted) == sum(len(one.layers) for one in timed)
+
+
+@pytest.mark.parametrize("quota", [Quota(None), Quota(0.4)])
+def test_layers_of_a_process_that_pauses_count_by_processor_time(
+    monkeypatch: pytest.MonkeyPatch, quota: Quota
+) -> None:
+    recorder, *_ = measured(monkeypatch, 1, quota)
+    assert recorder.clocks == {quota.pauses}
+
+
+def test_processor_time_of_layers_leaves_out_what_others_compute() -> None:
+    """Two threads compute on one processor in turn, so that steps take about twice their processor time."""
+    own = [StepRows(0, 60, np.zeros(2, np.int32), np.zeros(0, np.int32))]
+    values, stopped = torch.ones(60, PUZZLES.config.hidden), threading.Event()
+
+    def stage() -> DecoderStage:
+        return PUZZLES.stage(LayerRange(0, 16), pages=2, context=64)
+
+    def disturb() -> None:
+        other = stage()
+        while not stopped.is_set():
+            other.step(own, [values.clone()], threads=1)
+
+    # Threads have the processors of the one that starts them.
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    other = threading.Thread(target=disturb)
+    try:
+        other.start()
+        measuring, seconds = stage(), np.zeros(16)
+        for _ in range(100):
+            began = time.thread_time()
+            measuring.step(own, [values.clone()], threads=1, seconds=seconds, processor_time=True)
+            assert 0 < seconds.sum() <= time.thread_time() - began
+    finally:
+        stopped.set()
+        other.join()
+        os.sched_setaffinity(0, processors)
