@@ -51,7 +51,10 @@ _SMALL_SHARE = 0.1
 _LONGER_THAN_SMALL = "0xff80"
 """Bits of an IP packet's length that are zero in a small packet, of up to 127 bytes."""
 _BURST_S = 0.001
-_LEAST_BURST = 16 << 10
+"""Seconds of transmission that take no time after a pause, because timers may be late by as much."""
+_PACKET = 1514
+_LONGEST_PACKET = 1 << 16
+"""Bytes of the longest packet that the kernel leaves whole on a cable between namespaces."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,10 @@ def make_network(switch: str, ports: Sequence[Port]) -> None:
         if port.bw_bytes_per_s is not None:
             for namespace, interface in _ends(switch, port):
                 _shape(namespace, interface, port.bw_bytes_per_s)
+            # A packet leaves at once after a pause, and only the next one waits until that was transmitted.
+            longest = min(max(_PACKET, _burst(port.bw_bytes_per_s)), _LONGEST_PACKET)
+            of_host = ["ip", "-n", port.namespace, "link", "set", "dev", "eth0"]
+            _need("ip link set gso_max_size", [*of_host, "gso_max_size", str(longest)])
     for port in ports:
         _wait_for_carrier(port.namespace)
 
@@ -153,6 +160,10 @@ def _ends(switch: str, port: Port) -> tuple[tuple[str, str], tuple[str, str]]:
     return (port.namespace, "eth0"), (switch, port.interface)
 
 
+def _burst(bw_bytes_per_s: float) -> int:
+    return round(_BURST_S * bw_bytes_per_s)
+
+
 def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
     at = f"dev {interface}"
     root = f"qdisc add {at} root handle 1: htb default 12 r2q 1000"
@@ -166,7 +177,7 @@ def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:
 def _set_rate(verb: str, namespace: str, interface: str, bw_bytes_per_s: float) -> None:
     """Add or change the classes of an interface, and their queues."""
     rate = round(8 * _HEADERS * bw_bytes_per_s)
-    burst = max(_LEAST_BURST, round(_BURST_S * bw_bytes_per_s))
+    burst = _burst(bw_bytes_per_s)
     queue = max(_LEAST_QUEUE, round(_QUEUE_S * bw_bytes_per_s))
     of_htb = f"ceil {rate}bit burst {burst} cburst {burst} quantum 60000"
     small = round(rate * _SMALL_SHARE)

@@ -272,6 +272,41 @@ def test_a_forwarding_host_receives_at_its_full_rate(tmp_path: Path, name: str) 
         assert comes_within(0.85 * 8, 1.1 * 8, lambda: rates(bed, [("a", "b"), ("b", "c")]))
 
 
+FRAME = """
+import socket, sys, time
+if sys.argv[1] == "serve":
+    server = socket.create_server(("0.0.0.0", 5000))
+    print("ready", flush=True)
+    peer, _ = server.accept()
+    with peer:
+        for size in (1, 40000):
+            while size:
+                size -= len(peer.recv(size))
+            peer.sendall(b"x")
+else:
+    with socket.create_connection((sys.argv[1], 5000)) as peer:
+        for size in (1, 40000):
+            time.sleep(0.2)
+            began = time.monotonic()
+            peer.sendall(bytes(size))
+            peer.recv(1)
+    print(time.monotonic() - began)
+"""
+
+
+def test_a_frame_after_a_pause_takes_its_time(tmp_path: Path, name: str) -> None:
+    """It takes 0.3 s at 1 Mbit/s, less what a cable allows at once; a slow machine adds to it."""
+    cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}").replace("20,", "1,")))
+    with TestBeds().lent(name, cluster) as bed:
+        serve = bed.command("b", [sys.executable, "-c", FRAME, "serve"])
+        with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            send = bed.command("a", [sys.executable, "-c", FRAME, "b"])
+            taken = subprocess.run(send, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+        assert float(taken) > 0.25
+
+
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])
 def test_the_next_up_removes_what_a_killed_one_left(
     tmp_path: Path, name: str, run: Run, delay: float
