@@ -341,8 +341,9 @@ class _Steps:
         """Execute all steps in turn, several times, so that a drift of the machine affects all alike.
 
         Steps of few rows come several times a round: they are most of a run, and take little time here. In a
-        run, many equal ones follow each other, so they do so here before any counts: where weights fit into
-        the caches of a processor, a step takes twice as long after a chunk of a prompt as after its equals.
+        run, many equal ones follow each other, so they do so here before any counts. Where weights fit into a
+        cache that other machines share, it loses them within 50 ms of other work, such as a chunk of a
+        prompt, and the next steps take up to twice as long.
         """
         timed = [_Timed() for _ in self.points]
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
