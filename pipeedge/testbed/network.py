@@ -6,6 +6,9 @@ each is as long as a switch's: 50 ms at the rate, but at least eight of the kern
 up to 64 KiB between namespaces. If the queue holds only three, TCP loses so many packets at once that it
 waits for its retransmission timer (0.7 s for a frame that needs 0.46).
 
+A packet leaves at once after a pause, and only the next one waits until that was transmitted. So a slow host
+makes its packets shorter, of 1 ms or an Ethernet frame, or a frame of 64 KiB would arrive in no time.
+
     eth0 ── htb, the rate ──┬── 1:11  small packets, first     ── queue
                             └── 1:12  the rest                 ── queue
 
@@ -52,7 +55,8 @@ _LONGER_THAN_SMALL = "0xff80"
 """Bits of an IP packet's length that are zero in a small packet, of up to 127 bytes."""
 _BURST_S = 0.001
 """Seconds of transmission that take no time after a pause, because timers may be late by as much."""
-_PACKET = 1514
+_FRAME = 1514
+"""Bytes of an Ethernet frame, without its checksum."""
 _LONGEST_PACKET = 1 << 16
 """Bytes of the longest packet that the kernel leaves whole on a cable between namespaces."""
 
@@ -122,10 +126,7 @@ def make_network(switch: str, ports: Sequence[Port]) -> None:
         if port.bw_bytes_per_s is not None:
             for namespace, interface in _ends(switch, port):
                 _shape(namespace, interface, port.bw_bytes_per_s)
-            # A packet leaves at once after a pause, and only the next one waits until that was transmitted.
-            longest = min(max(_PACKET, _burst(port.bw_bytes_per_s)), _LONGEST_PACKET)
-            of_host = ["ip", "-n", port.namespace, "link", "set", "dev", "eth0"]
-            _need("ip link set gso_max_size", [*of_host, "gso_max_size", str(longest)])
+            _limit_packets(port.namespace, port.bw_bytes_per_s)
     for port in ports:
         _wait_for_carrier(port.namespace)
 
@@ -146,6 +147,8 @@ def cut(switch: str, interface: str) -> None:
 def change_rate(switch: str, port: Port) -> None:
     """Give the cable of ``port`` another rate while it carries data; what is queued stays queued.
 
+    Connections keep the longest packets that they had when they were made.
+
     Raises:
         RequestError: The kernel lacks a feature; the message says which.
     """
@@ -153,6 +156,7 @@ def change_rate(switch: str, port: Port) -> None:
         raise ValueError(f"{port.interface} has no new rate")
     for namespace, interface in _ends(switch, port):
         _set_rate("change", namespace, interface, port.bw_bytes_per_s)
+    _limit_packets(port.namespace, port.bw_bytes_per_s)
 
 
 def _ends(switch: str, port: Port) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -161,7 +165,14 @@ def _ends(switch: str, port: Port) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def _burst(bw_bytes_per_s: float) -> int:
-    return round(_BURST_S * bw_bytes_per_s)
+    return max(1, round(_BURST_S * bw_bytes_per_s))
+
+
+def _limit_packets(namespace: str, bw_bytes_per_s: float) -> None:
+    """Set the longest packet of a host, by the rate of its cable."""
+    longest = min(max(_FRAME, _burst(bw_bytes_per_s)), _LONGEST_PACKET)
+    words = ["link", "set", "dev", "eth0", "gso_max_size", str(longest)]
+    _need("gso_max_size", ["ip", "-n", namespace, *words])
 
 
 def _shape(namespace: str, interface: str, bw_bytes_per_s: float) -> None:

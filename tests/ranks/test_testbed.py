@@ -307,6 +307,21 @@ def test_a_frame_after_a_pause_takes_its_time(tmp_path: Path, name: str) -> None
         assert float(taken) > 0.25
 
 
+def test_the_longest_packet_of_a_host_follows_its_rate(tmp_path: Path, name: str) -> None:
+    def longest(bed: TestBed) -> int:
+        show = bed.command("b", ["ip", "-d", "link", "show", "dev", "eth0"])
+        said = subprocess.run(
+            show, capture_output=True, text=True, check=True, timeout=LIMIT_S
+        ).stdout.split()
+        return int(said[said.index("gso_max_size") + 1])
+
+    cluster = load_cluster(written(tmp_path, inline("{slow: [a, b]}").replace("20,", "1,")))
+    with TestBeds().lent(name, cluster) as bed:
+        assert longest(bed) == 1514
+        assert longest(TestBeds().change(name, "b", bw_bytes_per_s=1e9)) == 1 << 16
+        assert longest(TestBeds().change(name, "b", bw_bytes_per_s=2e7)) == 20000
+
+
 @pytest.mark.parametrize("delay", [0.05, 0.3, 0.6])
 def test_the_next_up_removes_what_a_killed_one_left(
     tmp_path: Path, name: str, run: Run, delay: float
