@@ -367,6 +367,9 @@ class DecoderStage:
     def write_page(self, first: int, blocks: int, page: int, values: npt.NDArray[np.uint8]) -> None:
         """Replace what ``read_page`` copies; errors are the same."""
 
+    def clear_cache(self) -> None:
+        """Set all keys and values to 0, for which the system provides the memory of the whole cache."""
+
     def step(
         self,
         sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], int, int]],

@@ -13,6 +13,7 @@ loaded as do not fit into the caches of a processor.
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,7 @@ _REHEARSED = 24
 _LEAST_CONTEXT = 3
 """Shortest context in tokens: a text of two steps, between which the data rank works."""
 _CACHE_PART = 0.25
-"""Part of the free memory that the cache to measure with may take."""
+"""Part of the memory that weights leave free which the cache to measure with may take."""
 
 Advance = Callable[[str, float], None]
 Seconds = npt.NDArray[np.float64]
@@ -309,7 +310,9 @@ class _Steps:
         model, layers = job.model, job.measured_layers()
         longest = min(_LONG, model.max_tokens)
         page = sum(model.page_bytes(layers, job.dtype))
-        most = max(_ROWS[-1], int(_CACHE_PART * available_bytes()) // max(page, 1) // _ROWS[-1]) * PAGE
+        weight_bytes = model.weight_bytes(layers, job.dtype) + model.end_bytes(job.dtype)
+        room = max(0.0, _CACHE_PART * (available_bytes() - weight_bytes))
+        most = max(_ROWS[-1], int(room) // max(page, 1) // _ROWS[-1]) * PAGE
         longest = min(longest, most)
         each = pages_of(longest, PAGE)
         window_pages = window_pages_of(model.window, PAGE) if model.window else 0
@@ -324,6 +327,7 @@ class _Steps:
             window_pages=bounds.window_pages,
             weights=weights or job.request.model.weights,
         )
+        stage.clear_cache()  # steps are to read what they would in a run, where it was written
         contexts = sorted({0, longest // 4, longest - 1})
         points = [StepPoint(rows, 1, position) for rows in _ROWS for position in contexts]
         chunks = {min(rows, longest) for rows in _CHUNKS}
@@ -343,16 +347,17 @@ class _Steps:
         Steps of few rows come several times a round: they are most of a run, and take little time here. In a
         run, many equal ones follow each other, so they do so here before any counts. Where weights fit into a
         cache that other machines share, it loses them within 50 ms of other work, such as a chunk of a
-        prompt, and the next steps take up to twice as long.
+        prompt, and the next steps take up to twice as long. The texts of two groups take turns, as in a run,
+        so that the caches of the processor have no more of their keys and values than there.
         """
         timed = [_Timed() for _ in self.points]
         run = StepStage(self.stage, self.bounds, 0, is_last=True)
-        packets = [self._packet(point) for point in self.points]
+        packets = [itertools.cycle(self._packets(point)) for point in self.points]
         seconds = np.zeros(len(self.stage.layers))
 
         def execute(number: int) -> float:
             """Execute a step; return its processor seconds."""
-            packet = packets[number]
+            packet = next(packets[number])
             payload = tuple(tensor.clone() for tensor in packet.payload)
             started = time.process_time()
             run(Packet(packet.number, packet.items, payload), seconds, processor_time=quota.pauses)
@@ -380,11 +385,16 @@ class _Steps:
             progress(min(1.0, done / (repetitions or MOST_REPETITIONS)))
         return timed
 
-    def _packet(self, point: StepPoint) -> Packet:
-        """Return a step with random hidden states."""
+    def _packets(self, point: StepPoint) -> list[Packet]:
+        """Return equal steps of two groups of sequences, or of one that is alone or has them all."""
+        groups = 1 if point.sequences in (1, _ROWS[-1]) else 2
+        return [self._packet(point, group * point.sequences) for group in range(groups)]
+
+    def _packet(self, point: StepPoint, first: int) -> Packet:
+        """Return a step with random hidden states, of sequences from ``first`` on."""
         generator = torch.Generator().manual_seed(SEED)
         hidden, _ = self.job.model.step_specs(0, point.all_rows, 0, self.job.dtype)
-        rows = [self._rows(number, point) for number in range(point.sequences)]
+        rows = [self._rows(first + number, point) for number in range(point.sequences)]
         pages = sum(len(one.pages) + len(one.window_pages) for one in rows)
         packed = torch.empty(packed_length(len(rows), pages), dtype=torch.int32)
         pack_rows(rows, packed)

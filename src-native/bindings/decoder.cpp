@@ -217,6 +217,12 @@ class Stage {
     stage_.step(variant, own, in, out, count, layer_s, processor_time, most);
   }
 
+  void clear_cache() {
+    py::gil_scoped_release unlocked;
+    const std::lock_guard<std::mutex> alone(mutex_);
+    stage_.clear_cache();
+  }
+
   std::size_t cache_bytes() const { return stage_.cache_bytes(); }
   std::size_t page_bytes() const { return stage_.page_bytes(); }
   void widen(py::ssize_t number, const std::string& name) {
@@ -503,6 +509,7 @@ void bind_decoder(py::module_& module) {
            "Copy the keys and values of a page of some blocks.")
       .def("write_page", &Stage::write_page, py::arg("first"), py::arg("blocks"), py::arg("page"), py::arg("values"),
            "Replace the keys and values of a page of some blocks.")
+      .def("clear_cache", &Stage::clear_cache, "Set all keys and values to 0.")
       .def_property_readonly("cache_bytes", &Stage::cache_bytes)
       .def_property_readonly("page_bytes", &Stage::page_bytes)
       .def_property_readonly("weight_bytes", &Stage::weight_bytes);

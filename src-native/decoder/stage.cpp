@@ -242,6 +242,10 @@ void Stage::adopt(std::size_t layer, const Stage& other, std::size_t others_laye
 
 Block& Stage::block(std::size_t number) { return blocks_.at(number); }
 
+void Stage::clear_cache() {
+  for (const Block& block : blocks_) std::fill_n(block.cache.data(), block.cache.bytes(), '\0');
+}
+
 void Stage::find_angles(const Work& work) {
   std::size_t width = 0;
   for (const Rotation& rotation : settings_.rotations) width += rotation.frequencies.size();

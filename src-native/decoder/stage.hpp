@@ -128,6 +128,10 @@ class Stage {
     return owns(block, 0) ? keys_of(blocks_.at(block), number, 0) : nullptr;
   }
 
+  /// Sets all keys and values to 0. Only then has the system provided the memory of the whole cache: before, all that
+  /// nothing was written to may be one page of zeros, which reading finds in the caches of the processor.
+  void clear_cache();
+
   /// Executes a step. Pages and positions must have been checked. `seconds`: if not null, gets those of each layer,
   /// of the calling thread's processor time if `processor_time`. Layers from `end` on are left out, and the result is
   /// unspecified then.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeedge import _native as native
 from pipeedge.base.errors import ModelError
+from pipeedge.base.machine import resident_bytes
 from pipeedge.base.schedule import LayerRange
 from pipeedge.decoding.exact import hidden_by_block
 from pipeedge.decoding.loop import LocalDecoder
@@ -182,6 +183,27 @@ def test_windows_keep_no_more_pages_than_they_need(
     decoder = LocalDecoder(model, context=256)
     assert decoder.stages[0].cache_bytes == 3 * 3 * 32 * 2 * 2 * 32 * 4  # blocks, pages, positions, ...
     decoder.generate([1] * 200, 2)
+
+
+def test_a_cleared_cache_is_in_memory(saved: dict[str, tuple[Path, transformers.PreTrainedModel]]) -> None:
+    model = find_decoder(saved["gemma2"][0])
+    layers = LayerRange(0, model.n_layers)
+    pages = (60 << 20) // max(model.page_bytes(layers, torch.float32))
+    stage = model.stage(layers, pages=pages, window_pages=pages)
+    before = resident_bytes()
+    stage.clear_cache()
+    assert resident_bytes() - before > 0.8 * stage.cache_bytes > 0
+    unwindowed = LayerRange(4, 8)
+    stage = model.stage(unwindowed, pages=2)
+    values = np.empty(model.page_bytes(unwindowed, torch.float32)[0], np.uint8)
+    stage.step(
+        [StepRows(0, 5, np.array([1], np.int32), np.array([], np.int32))],
+        [torch.ones(5, model.config.hidden)],
+    )
+    for written in (True, False):
+        stage.read_page(1, unwindowed, values)
+        assert values.any() == written
+        stage.clear_cache()
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "mistral", "gpt2"])

@@ -252,6 +252,13 @@ class DecoderStage:
         """
         self._native.write_page(*self._blocks_of(self.layers), page, values)
 
+    def clear_cache(self) -> None:
+        """Set all keys and values to 0, for which the system provides the memory of the whole cache.
+
+        Before, all that nothing was written to may be one page of zeros, which the caches hold.
+        """
+        self._native.clear_cache()
+
     def _blocks_of(self, layers: LayerRange) -> tuple[int, int]:
         """Return the first block whose cache is in some layers, and how many there are."""
         first, stop = (-(-layer // LAYERS_PER_BLOCK) for layer in (layers.start, layers.stop))
