@@ -312,7 +312,7 @@ class _Steps:
         page = sum(model.page_bytes(layers, job.dtype))
         weight_bytes = model.weight_bytes(layers, job.dtype) + model.end_bytes(job.dtype)
         room = max(0.0, _CACHE_PART * (available_bytes() - weight_bytes))
-        most = max(_ROWS[-1], int(room) // max(page, 1) // _ROWS[-1]) * PAGE
+        most = max(1, int(room) // max(page, 1) // _ROWS[-1]) * PAGE
         longest = min(longest, most)
         each = pages_of(longest, PAGE)
         window_pages = window_pages_of(model.window, PAGE) if model.window else 0

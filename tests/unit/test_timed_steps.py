@@ -90,6 +90,18 @@ def test_steps_read_a_cache_that_is_in_memory(monkeypatch: pytest.MonkeyPatch) -
     assert resident_bytes() - before > 0.8 * stage.cache_bytes > 50 << 20
 
 
+@pytest.mark.parametrize("free", [0, 1 << 20, 100 << 20])
+def test_the_cache_takes_a_part_of_what_weights_leave(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    (job,) = DecoderJob.each(MeasureRequest(model=ModelRequest("llama-puzzles")), PUZZLES)
+    whole = LayerRange(0, PUZZLES.n_layers)
+    weights = PUZZLES.weight_bytes(whole, torch.float32) + PUZZLES.end_bytes(torch.float32)
+    monkeypatch.setattr(decoder_job, "available_bytes", lambda: weights + free)
+    steps = decoder_job._Steps.load(job, None)
+    least = 16 * sum(PUZZLES.page_bytes(whole, torch.float32))  # a page of each sequence
+    assert least <= steps.stage.cache_bytes <= max(least, free / 4)
+    assert max(point.position + point.rows for point in steps.points) == steps.bounds.context
+
+
 def test_processor_time_of_layers_leaves_out_what_others_compute() -> None:
     """Two threads compute on one processor in turn, so that steps take about twice their processor time."""
     own = [StepRows(0, 60, np.zeros(2, np.int32), np.zeros(0, np.int32))]
