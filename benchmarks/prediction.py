@@ -19,7 +19,7 @@ several, each with the cut that the scheduler chooses and with one that memory f
 time between two tokens, that to the first one, and the bytes of the cache are compared. Tokens a second are
 also compared *as run*: with what is predicted for hosts as fast as the run found them. Cores share the memory
 that steps wait for, which hosts do not. So they are profiled as the run finds them: for one stream, whose
-stages take turns, one after the other, while the other core counts, and for several at the same time. Both
+stages take turns, one after the other, while the other core spins, and for several at the same time. Both
 count with the mean.
 
 ``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
@@ -421,7 +421,7 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
         directory: Where to write.
         cores: The cores.
         busy: Whether both compute at the same time, rather than one after the other. Then, the other core
-            counts: in a run, too, one of them always computes, and a machine that idles wakes up more slowly.
+            spins: in a run, too, one of them always computes, and a machine that idles wakes up more slowly.
     """
     meeting = directory / "meeting"
     meeting.mkdir(parents=True)
@@ -435,12 +435,12 @@ def profile_decoder(model: Path, dtype: str, directory: Path, cores: Cores, *, b
         options += ["--mem-MB", "65536", "--bw-Mbps", "8000"]
         running.append(start([*cores.pinned(core), sys.executable, *script, *options], place))
         if not busy:
-            counting = start([*cores.pinned(1 - core), sys.executable, "-c", "while True: pass"], place)
+            spinning = start([*cores.pinned(1 - core), sys.executable, "-c", "while True: pass"], place)
             try:
                 wait(running)
             finally:
-                counting.kill()
-                counting.wait()
+                spinning.kill()
+                spinning.wait()
     wait(running)
     names = ("core0", "core1")
     found = median_document([read(directory / name / "device_types.yml")[name] for name in names])

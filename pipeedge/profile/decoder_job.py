@@ -315,7 +315,7 @@ class _Steps:
         most = max(1, int(room) // max(page, 1) // _ROWS[-1]) * PAGE
         longest = min(longest, most)
         each = pages_of(longest, PAGE)
-        window_pages = window_pages_of(model.window, PAGE) if model.window else 0
+        window_pages = min(window_pages_of(model.window, PAGE), each) if model.window else 0
         pages = _ROWS[-1] * each if model.attends_to_all else 0
         bounds = StepBounds(
             longest, max(_ROWS[-1], min(_CHUNKS[-1], longest)), _ROWS[-1], pages, _ROWS[-1] * window_pages
