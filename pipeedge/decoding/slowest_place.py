@@ -6,12 +6,14 @@
 As long as nothing is known, every step in flight is taken to have a place of its own, so that there are as
 many as possible: then one place is always busy, and shows how long it takes. With so few steps that the
 results come as soon as these return, no place shows anything, and what is known stays, until it is old.
+
+What holds up a run for a moment seems to be a slow place, which fewer steps in flight would hide for ever. So
+most samples have to be high before that counts, and what is known grows old sooner if it was wrong before.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
 __all__ = ["MARGIN", "SlowestPlace"]
 
@@ -21,8 +23,14 @@ _ENOUGH, _MOST = 6, 24
 """Number of samples with which it is known, and of those that count."""
 _CERTAIN = 0.8
 """Part of what is known below which a sample counts that is only an upper bound."""
-_FRESH = 1000
-"""Results without a sample after which what is known is forgotten."""
+_QUARTILE = 4
+"""One of so many samples is lower than what counts: no place is busy for less time than it takes, but it may
+be held up.
+"""
+_FRESH, _FRESH_LONG = 40, 1280
+"""Results without a sample after which what is known is forgotten, at first and at most."""
+_ALIKE = 1.25
+"""Largest ratio of what was forgotten and what is found anew, with which the latter lasts twice as long."""
 
 
 class SlowestPlace:
@@ -33,11 +41,15 @@ class SlowestPlace:
         """When the latest results came, and how long these steps take alone, since a step was in flight."""
         self._samples: deque[float] = deque(maxlen=_MOST)
         self._since_sample = 0
+        self._fresh = _FRESH
+        self._forgotten: float | None = None
 
     @property
     def share(self) -> float | None:
         """Part of a step's time alone for which the place is busy; None as long as it is not known."""
-        return median(self._samples) if len(self._samples) >= _ENOUGH else None
+        if len(self._samples) < _ENOUGH:
+            return None
+        return sorted(self._samples)[len(self._samples) // _QUARTILE]
 
     def note(self, alone_s: float, in_flight: int, now: float) -> None:
         """Take the result of a step.
@@ -48,7 +60,8 @@ class SlowestPlace:
             now: Time in seconds.
         """
         self._since_sample += 1
-        if self._since_sample > _FRESH:
+        if self._since_sample > self._fresh and self._samples:
+            self._forgotten = self.share
             self._samples.clear()
         if in_flight < 2:
             self.pause()
@@ -66,6 +79,16 @@ class SlowestPlace:
         if share * in_flight > MARGIN or (known is not None and share < _CERTAIN * known):
             self._samples.append(min(1.0, share))
             self._since_sample = 0
+            self._compare()
+
+    def _compare(self) -> None:
+        """Choose when to forget what is known, once it is found anew."""
+        found, before = self.share, self._forgotten
+        if found is None or before is None:
+            return
+        alike = max(found, before) <= _ALIKE * min(found, before)
+        self._fresh = min(2 * self._fresh, _FRESH_LONG) if alike else _FRESH
+        self._forgotten = None
 
     def pause(self) -> None:
         """Note that the time to the next result says nothing."""

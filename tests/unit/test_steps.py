@@ -217,6 +217,7 @@ def simulate(
     hop: float = 0.0,
     *,
     learns: bool = True,
+    held_up: range = range(0),
 ) -> Figures:
     """Run sequences through a pipeline of stages, whose steps cost what the limits say.
 
@@ -231,6 +232,7 @@ def simulate(
         shares: Part of a step's time that each stage takes; by default, all take an equal part.
         hop: Time to the next place and back to the first.
         learns: Whether the scheduler is told the time.
+        held_up: Seconds in which steps begin that take ten times as long.
     """
     shares = shares or [1 / stages] * stages
     cache = CacheSize(pages=10_000)
@@ -248,6 +250,7 @@ def simulate(
         while (step := scheduler.next(now if learns else None)) is not None:
             costs = [limits.cost(part.position, len(part.tokens)) for part in step.parts]
             whole = limits.times.of(sum(costs)) - hop * (stages + 1)
+            whole *= 10 if int(now) in held_up else 1
             durations = [
                 whole * share * (step.layers is None or stage in range(step.layers.start, step.layers.stop))
                 for stage, share in enumerate(shares)
@@ -291,6 +294,17 @@ def test_a_stage_waits_if_there_are_fewer_groups_than_stages() -> None:
         for groups in (1, 5)
     )
     assert full > 2 * lone
+
+
+def test_a_run_that_was_held_up_goes_on_as_before() -> None:
+    """Other work on the hosts, for as long as 100 steps take, must not leave the run with too few groups."""
+    times = StepTimes(((1, 1), (8, 4), (32, 8)))
+    limits = StepLimits(context=400, groups=8, stages=4, times=times, attention=0)
+    load = [(0.0, 4, 300)] * 32
+    usual = simulate(4, limits, load)
+    for began in (100, 300, 305):
+        late = simulate(4, limits, load, held_up=range(began, began + 100))
+        assert late.elapsed < usual.elapsed + 300
 
 
 @given(
