@@ -110,6 +110,8 @@ class StageWork(Struct, frozen=True, array_like=True):
     """Seconds from its start until it finished the latest of its ``items``."""
     cpu_s: Amount = 0.0
     """Processor seconds of the thread that computed its ``items``."""
+    stretch: Amount = 1.0
+    """Seconds that pass for each of these where a quota makes a rank pause that always has work."""
 
     @property
     def seconds(self) -> float:

@@ -157,11 +157,18 @@ def _shrinks(before: Sequence[StageWork], now: Sequence[StageWork]) -> bool:
 
 
 def _figures(before: StageWork, now: StageWork) -> StageFigures:
+    """Return the measurements between two counters.
+
+    A rank with a quota that waits for others has time left, and then does not pause. Its profile, and the
+    plans that follow from it, are of one that always has work, so that its processor time counts.
+    """
     items, crossed = now.items - before.items, now.link_items - before.link_items
+    least_s = now.stretch * (now.cpu_s - before.cpu_s) / items
+    elapsed_s = (now.compute_s - before.compute_s) / items
     return StageFigures(
-        (now.compute_s - before.compute_s) / items,
+        max(elapsed_s, least_s) if now.stretch > 1 else elapsed_s,
         (now.link_s - before.link_s) / crossed if crossed > 0 else None,
-        (now.cpu_s - before.cpu_s) / items,
+        least_s,
     )
 
 

@@ -29,11 +29,13 @@ class StageFigures:
     """Measurements of one stage during a window."""
 
     compute_s: float
-    """Seconds spent computing an item."""
+    """Seconds spent computing an item; of a rank with a quota, as if it always had work."""
     link_s: float | None = None
     """Seconds of an item on the outgoing link, or None if that is not measured."""
     cpu_s: float = 0.0
-    """Processor seconds of the thread that computes an item: the least that its layers take."""
+    """Processor seconds of the thread that computes an item, stretched by the rank's quota if it has one: the
+    least that its layers take.
+    """
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import torch
 
 from pipeedge.base.errors import RequestError, WeightsError
 from pipeedge.base.machine import available_bytes
+from pipeedge.base.quota import Quota
 from pipeedge.base.schedule import LayerRange
 from pipeedge.base.wording import count
 from pipeedge.decoding.pages import pages_of, window_pages_of
@@ -39,7 +40,6 @@ from pipeedge.profile.handling import distinct, measure_handling
 from pipeedge.profile.job import SEED
 from pipeedge.profile.measuring import ENOUGH_S, LEAST_REPETITIONS, MOST_REPETITIONS, without_delays
 from pipeedge.profile.power import PowerMeter
-from pipeedge.profile.quota import Quota
 from pipeedge.profile.rehearsal import (
     StepLinks,
     StepsAtWork,

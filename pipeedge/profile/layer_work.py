@@ -20,6 +20,7 @@ import torch
 from pipeedge.base.errors import InputError
 from pipeedge.base.machine import available_bytes, processors
 from pipeedge.base.payload import Payload, PixelTable
+from pipeedge.base.quota import Quota
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.shard import Shard
 from pipeedge.plan.specs import TransportHandling
@@ -37,7 +38,6 @@ from pipeedge.profile.measuring import (
     time_layers,
 )
 from pipeedge.profile.power import PowerMeter
-from pipeedge.profile.quota import Quota
 from pipeedge.profile.rehearsal import LONGEST_PASS_S, Rehearsal, rehearse_data_rank, rehearse_links
 from pipeedge.profile.results import ProfileResults
 from pipeedge.profile.transport_costs import measure_transports

@@ -25,6 +25,7 @@ from pipeedge.base.backpressure import PACKETS_WITH_RECEIPTS, SAMPLED_PACKETS
 from pipeedge.base.channel import Channel
 from pipeedge.base.errors import PipeEdgeError
 from pipeedge.base.payload import TensorSpec
+from pipeedge.base.quota import Quota
 from pipeedge.observe.lanes import AS_THEY_ARE_BITS, STAGE, Lane, LinkLane
 from pipeedge.observe.metrics import StageWork, Tally
 from pipeedge.observe.timeline import LaneId, ThreadState
@@ -258,6 +259,7 @@ class StageLoop:
         activity: Activity,
         lane: Lane | None = None,
         cpu_clock: Callable[[], float] = time.thread_time,
+        quota: Callable[[], Quota] = Quota.of_this_process,
     ) -> None:
         self.lane = lane or Lane(LaneId.stage(0), STAGE, time.perf_counter)
         self.compute_cpu_seconds = Tally()
@@ -268,6 +270,7 @@ class StageLoop:
         self._outgoing = outgoing
         self._activity = activity
         self._cpu_clock = cpu_clock
+        self._quota = quota
         self.ended = threading.Event()
         """Set once the last microbatch is computed, and when nobody is to wait for that any longer."""
 
@@ -335,6 +338,7 @@ class StageLoop:
             link_s=crossed.total,
             finished_s=sum(seconds.values()),
             cpu_s=self._counted_cpu_s,
+            stretch=self._quota().stretch,
         )
 
     def _step(self, packet: Packet) -> Packet:

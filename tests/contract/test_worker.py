@@ -15,6 +15,7 @@ from waiting import LIMIT_S, until
 
 from pipeedge.base.crew import Closed, Crew
 from pipeedge.base.errors import PeerFailedError, PipeEdgeError, WeightsError
+from pipeedge.base.quota import Quota
 from pipeedge.control.liveness import RankStatus
 from pipeedge.observe.metrics import Latency, Tally
 from pipeedge.observe.timeline import ThreadState
@@ -197,6 +198,17 @@ def test_a_loop_that_has_ended_does_not_keep_what_computed() -> None:
     crew.wait()
     assert loops[0].work().items == 2
     assert left() is None
+
+
+def test_a_loop_tells_how_much_its_quota_stretches_its_work() -> None:
+    """As it is now: a quota may change while it computes."""
+    quotas = [Quota(None), Quota(0.4), Quota(0.2), Quota(3.0)]
+    activity, link = Activity(), LocalLink()
+    outgoing = Outgoing(SendingEnd(link), activity)
+    loop = StageLoop(
+        StageSteps(plus_one), Incoming(link, None, activity), outgoing, activity, quota=lambda: quotas.pop(0)
+    )
+    assert [loop.work().stretch for _ in range(4)] == [1.0, 2.5, 5.0, 1.0]
 
 
 @pytest.mark.parametrize("peer", [None, 7])

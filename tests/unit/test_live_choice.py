@@ -47,6 +47,23 @@ def test_a_window_divides_sums_and_leaves_the_first_microbatches_out() -> None:
     assert items_per_s([window, replace(window, seconds=2.5)]) == 2.4
 
 
+@pytest.mark.parametrize(("elapsed_s", "expected_s"), [(0.2, 0.25), (0.25, 0.25), (0.6, 0.6)])
+def test_a_host_with_a_quota_is_as_fast_as_if_it_always_had_work(elapsed_s: float, expected_s: float) -> None:
+    """One that waits for others pauses less than its quota says; one that others delay takes longer."""
+    maker = WindowMaker(1, seconds=1.0)
+
+    def counters(items: int, stretch: float) -> list[StageWork]:
+        return [StageWork(0, 0, 0, 0, items, elapsed_s * items, 0, 0, items, 0.1 * items, stretch)]
+
+    assert maker.add(0.0, 1, counters(10, 2.5)) is None
+    window = maker.add(2.0, 1, counters(40, 2.5))
+    assert window is not None
+    assert window.stages == (StageFigures(pytest.approx(expected_s), None, pytest.approx(0.25)),)
+    free = maker.add(4.0, 1, counters(80, 1.0))
+    assert free is not None
+    assert free.stages == (StageFigures(pytest.approx(elapsed_s), None, pytest.approx(0.1)),)
+
+
 def test_counters_that_begin_anew_begin_a_window() -> None:
     maker = WindowMaker(1, seconds=1.0)
     many = [StageWork(items=100, compute_s=50.0, finished_s=70.0)]

@@ -14,13 +14,13 @@ import torch
 from decoder_cases import CASES
 
 from pipeedge.base.machine import resident_bytes
+from pipeedge.base.quota import Quota
 from pipeedge.base.schedule import LayerRange
 from pipeedge.models.decoder import find_decoder
 from pipeedge.models.layers.decoder import DecoderStage, StepRows
 from pipeedge.profile import decoder_job
 from pipeedge.profile.decoder_job import DecoderJob
 from pipeedge.profile.power import PowerMeter
-from pipeedge.profile.quota import Quota
 from pipeedge.profile.request import MeasureRequest
 from pipeedge.request.config import ModelRequest
 from pipeedge.transport.base import Packet
