@@ -76,6 +76,15 @@ class TextRank:
         except PipeEdgeError:
             return _NoTexts()
 
+    @functools.cached_property
+    def _hidden(self) -> torch.Tensor:
+        width, generator = self.ends.architecture.hidden, torch.Generator().manual_seed(SEED)
+        return torch.randn((_ROWS[-1], width), generator=generator).to(self.ends.stream_dtype)
+
+    def score(self, rows: int) -> torch.Tensor:
+        """Return the scores [rows, vocabulary] of up to 16 rows of random hidden states."""
+        return self.ends.score(self._hidden[:rows])
+
     @contextmanager
     def open(
         self, texts: int, tokens: int, results: PacketSource, reserve: ReserveMemory = unbound
@@ -116,13 +125,10 @@ class TextRank:
             clock: Time of the process in seconds.
             stretch: Elapsed seconds per second of ``clock``.
         """
-        architecture = self.ends.architecture
-        hidden = torch.randn((_ROWS[-1], architecture.hidden), generator=torch.Generator().manual_seed(SEED))
-        hidden = hidden.to(self.ends.stream_dtype)
         sampler = Sampler(self.sampling, ())
 
         def decide(rows: int) -> None:
-            for row in self.ends.score(hidden[:rows]).numpy():
+            for row in self.score(rows).numpy():
                 sampler.choose(row)
 
         decided = [_mean_seconds(functools.partial(decide, rows), clock) for rows in _ROWS]

@@ -33,6 +33,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, ...]] = []
+        self.scored: dict[int, int] = {}
+        """Rows that were scored behind each step, by its number."""
         self.clocks: set[bool] = set()
 
     def __call__(self, *_: Any, **__: Any) -> Any:
@@ -44,6 +46,11 @@ class Recorder:
         self.clocks.add(processor_time)
         seconds[:] = len(self.steps)
 
+    def score(self, rows: int) -> None:
+        """Note that so many rows are scored."""
+        assert len(self.steps) not in self.scored
+        self.scored[len(self.steps)] = rows
+
 
 def measured(
     monkeypatch: pytest.MonkeyPatch, repetitions: int, quota: Quota
@@ -52,7 +59,8 @@ def measured(
     monkeypatch.setattr(decoder_job, "StepStage", recorder)
     (job,) = DecoderJob.each(MeasureRequest(model=ModelRequest("llama-puzzles")), PUZZLES)
     steps = decoder_job._Steps.load(job, None)
-    return recorder, steps, steps.measure(repetitions, lambda _part: None, PowerMeter(None), quota)
+    power = PowerMeter(None)
+    return recorder, steps, steps.measure(repetitions, lambda _part: None, power, quota, recorder.score)
 
 
 @pytest.mark.parametrize("repetitions", [1, 3])
@@ -73,6 +81,17 @@ def test_steps_of_few_rows_count_after_their_equals(
         before = {recorder.steps[int(seconds[0]) - 2] for seconds in one.layers}
         assert point.is_chunk or before == groups
     assert len(counted) == sum(len(one.layers) for one in timed)
+
+
+def test_rows_are_scored_before_each_step_of_few_rows_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run, where the weights of the head take places in the caches of those of layers."""
+    recorder, steps, timed = measured(monkeypatch, 2, Quota(None))
+    for point, one in zip(steps.points, timed, strict=True):
+        for seconds in one.layers:
+            if not point.is_chunk:
+                assert recorder.scored[int(seconds[0]) - 1] == point.all_rows
+            else:
+                assert int(seconds[0]) not in recorder.scored
 
 
 @pytest.mark.parametrize("quota", [Quota(None), Quota(0.4)])
