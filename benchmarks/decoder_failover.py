@@ -448,9 +448,9 @@ def disturb(directory: Path, net: Cables | None, arguments: argparse.Namespace) 
     return tally.wrong.nothing
 
 
-def write_larger(directory: Path, blocks: int = 12) -> Path:
+def write_larger(directory: Path, blocks: int = 12, kv_heads: int = 4) -> Path:
     """Return the directory of a model with the tokens of llama-puzzles and random weights."""
-    shape = DecoderShape("larger", "llama", blocks, 512, 2048, 8, 4, 260)
+    shape = DecoderShape("larger", "llama", blocks, 512, 2048, 8, kv_heads, 260)
     write_directory(shape, directory)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(PUZZLES / file, directory)

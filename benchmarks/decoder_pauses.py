@@ -24,10 +24,10 @@ from typing import Any
 
 from beds import Bed, Kind, raised
 from decoder_failover import write_larger
-from decoder_replan import DTYPE, Run
+from decoder_replan import Run, Texts
 
 KINDS = (Kind("host", 3, 0.5, 1000),)
-STREAMS, CONTEXT = 8, 1024
+CONTEXT = 1024
 GOAL = 0.2
 """Largest difference between the measured and the predicted pause, as a part of the latter."""
 COPIES_GOAL_S = 1.0
@@ -40,11 +40,11 @@ PREDICTED = {
 """What the scheduler calls the pause with each option."""
 
 
-def predict(bed: Bed, model: Path, tokens: float) -> dict[str, Any]:
+def predict(bed: Bed, model: Path, texts: Texts, tokens: float) -> dict[str, Any]:
     """Return the plan with its losses, for texts that have so many tokens when a host is lost."""
     command = [str(Path(sys.executable).with_name("sched-pipeline")), "--format", "json", "--losses"]
     command += ["-m", str(model), "--transport", "tcp", "--data-host", bed.hosts[0]]
-    command += ["--streams", str(STREAMS), "--context", str(CONTEXT)]
+    command += ["--streams", str(texts.count), "--context", str(CONTEXT)]
     command += ["--prompt-tokens", str(round(tokens)), "--answer-tokens", "1"]
     for option, name in (("-sm", "models"), ("-sdt", "device_types"), ("-sd", "devices")):
         command += [option, str(bed.files[name])]
@@ -52,24 +52,24 @@ def predict(bed: Bed, model: Path, tokens: float) -> dict[str, Any]:
     return answer
 
 
-def measure(bed: Bed, model: Path, name: str, tokens: int, option: str | None) -> tuple[float, float]:
+def measure(bed: Bed, model: Path, name: str, texts: Texts, option: str | None) -> tuple[float, float]:
     """Kill a host when about half of the tokens are written; return the pause and the predicted one.
 
     It is that of the second stage, unless that is the data host: then that of the last one.
     """
-    before = predict(bed, model, tokens / 2)
+    before = predict(bed, model, texts, texts.tokens / 2)
     rate = before["text"]["tokens_per_s"]
     second, last = (stage["host"] for stage in before["schedule"][1:])
     victim = last if second == bed.hosts[0] else second
     more = ("--context", str(CONTEXT), *([] if option is None else [option]))
-    run = Run(bed, model, name, tokens, "off", more=more)
+    run = Run(bed, model, name, texts, "off", more=more)
     run.wait_for("a context of")
-    time.sleep(STREAMS * tokens / 2 / rate)
+    time.sleep(texts.count * texts.tokens / 2 / rate)
     run.kill(bed.hosts.index(victim))
     report, _ = run.finish()
     text, epoch = report["text"], report["epochs"][1]
     again = text["repeated_tokens"] + text["kept_tokens"]
-    plan = predict(bed, model, again / STREAMS)
+    plan = predict(bed, model, texts, again / texts.count)
     loss = next(one for one in plan["losses"] if one["host"] == victim)
     cuts = [
         " | ".join("{}-{}".format(*stage["layers"]) for stage in one["schedule"]) for one in report["epochs"]
@@ -96,13 +96,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        model = write_larger(directory / "model")
+        model, texts = write_larger(directory / "model"), Texts(arguments.tokens)
         with raised(f"dp{os.getpid()}", KINDS, directory / "bed") as bed:
-            bed.profile_decoder(model, DTYPE)
+            bed.profile_decoder(model, texts.dtype)
             found: dict[str | None, list[tuple[float, float]]] = {option: [] for option in PREDICTED}
             for number in range(arguments.rounds):
                 for option, pauses in found.items():
-                    pauses.append(measure(bed, model, f"run{number}{option}", arguments.tokens, option))
+                    pauses.append(measure(bed, model, f"run{number}{option}", texts, option))
     ratios = {
         option: statistics.median(pause / predicted for pause, predicted in pauses)
         for option, pauses in found.items()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,33 @@ from pipeedge.testbed.bed import TestBeds
 CPU = 0.25
 KINDS = (Kind("host", 3, CPU, 1000), Kind("other", 1, CPU, 1000))
 VICTIM = "other0"
-STREAMS = 8
 GOAL = 0.9
 WINDOWS_S = 25.0
 _BEFORE_S = 20.0
 _LIMIT_S = 500.0
-DTYPE = "float32"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that grow together.
+
+    Args:
+        tokens: Tokens of each.
+        count: Number of texts.
+        dtype: Number type of the weights.
+        temperature: Temperature at which their tokens are drawn.
+    """
+
+    tokens: int
+    count: int = 8
+    dtype: str = "float32"
+    temperature: float = 1.0
+
+    def write(self, path: Path) -> None:
+        """Write their prompts."""
+        row = {"temperature": self.temperature, "seed": 3, "max_tokens": self.tokens, "ignore_eos": True}
+        rows = [{"prompt": f"{number} 2 1", **row} for number in range(self.count)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def start(bed: Bed, host: str, words: list[str], place: Path) -> subprocess.Popen[bytes]:
@@ -80,28 +102,26 @@ def believe_slow(bed: Bed, factor: float) -> None:
 
 
 class Run:
-    """Eight texts that grow together.
+    """A run of texts.
 
     Args:
         bed: The hosts, one for each rank.
         model: The decoder.
         name: Name of the run.
-        tokens: Tokens of each text.
+        texts: The texts.
         replan: What to do about a better plan.
         more: Further options of all ranks.
     """
 
     def __init__(
-        self, bed: Bed, model: Path, name: str, tokens: int, replan: str, more: Sequence[str] = ()
+        self, bed: Bed, model: Path, name: str, texts: Texts, replan: str, more: Sequence[str] = ()
     ) -> None:
         self.place = bed.directory / name
         self.place.mkdir()
-        row = {"temperature": 1, "seed": 3, "max_tokens": tokens, "ignore_eos": True}
-        rows = [{"prompt": f"{number} 2 1", **row} for number in range(STREAMS)]
-        (self.place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        texts.write(self.place / "prompts.jsonl")
         hosts, files = bed.hosts, bed.files
-        common = ["-m", str(model), "--dtype", DTYPE, "-c", "tcp", "--addr", hosts[0]]
-        common += ["--timeout", "60", "-u", str(STREAMS), "-H", ",".join(hosts), *more]
+        common = ["-m", str(model), "--dtype", texts.dtype, "-c", "tcp", "--addr", hosts[0]]
+        common += ["--timeout", "60", "-u", str(texts.count), "-H", ",".join(hosts), *more]
         own = ["-sm", str(files["models"]), "-sdt", str(files["device_types"]), "-sd", str(files["devices"])]
         own += ["--input", "prompts.jsonl", "--output", "answers.jsonl", "--report", "report.json"]
         own += ["--replan", replan]
@@ -143,11 +163,11 @@ class Run:
         return report, (self.place / "answers.jsonl").read_bytes()
 
 
-def measure(name: str, bed: Bed, model: Path, tokens: int) -> bool:
+def measure(name: str, bed: Bed, model: Path, texts: Texts) -> bool:
     """Take half of the processor from a host; return whether all is as it should be."""
-    bed.profile_decoder(model, DTYPE)
+    bed.profile_decoder(model, texts.dtype)
     plain = ("--speculate", "0")  # proposals come and go with the text
-    run = Run(bed, model, "changes", tokens, "auto", more=plain)
+    run = Run(bed, model, "changes", texts, "auto", more=plain)
     run.wait_for("a context of")
     time.sleep(_BEFORE_S)
     TestBeds().change(name, VICTIM, cpu_fraction=CPU / 2)
@@ -156,7 +176,7 @@ def measure(name: str, bed: Bed, model: Path, tokens: int) -> bool:
     after_s = time.monotonic() - began
     report, answers = run.finish()
     believe_slow(bed, 2.0)
-    best, expected = Run(bed, model, "best", tokens, "off", more=plain).finish()
+    best, expected = Run(bed, model, "best", texts, "off", more=plain).finish()
     epochs, optimum = report["epochs"], best["epochs"][0]["steady_items_per_s"]
     for number, one in enumerate(epochs):
         cut = " | ".join("{}-{}".format(*stage["layers"]) for stage in one["schedule"])
@@ -186,7 +206,7 @@ def main() -> None:
         model = write_larger(directory / "model")
         name = f"dr{os.getpid()}"
         with raised(name, KINDS, directory / "bed") as bed:
-            good = measure(name, bed, model, arguments.tokens)
+            good = measure(name, bed, model, Texts(arguments.tokens))
     sys.exit(0 if good else 1)
 
 

@@ -22,8 +22,8 @@ that steps wait for, which hosts do not. So they are profiled as the run finds t
 stages take turns, one after the other, while the other core spins, and for several at the same time. Both
 count with the mean.
 
-``--decoder --quotas`` runs four ranks of a small decoder in float32, with eight texts, on hosts of the test
-bed with quotas, also with narrow links. Where the plan is one host alone, it is profiled and run again as
+``--decoder --quotas`` runs four ranks of a small decoder in int4, with 32 texts, on hosts of the test bed
+with quotas, also with narrow links. Where the plan is one host alone, it is profiled and run again as
 that: a host took 1.3 to 1.5 times as long where no other one kept the machine's memory busy. Needs root.
 
 ``--sums`` runs no ranks: it compares the sums of layer times over random ranges with the times of these
@@ -86,11 +86,12 @@ DECODER_QUOTAS = {
     "2 x 0.5, 2 x 0.25": (Kind("host", 2, 0.5, 1000), Kind("other", 2, 0.25, 1000)),
     "4 x 0.4, 5 Mbps": (Kind("host", 4, 0.4, 5),),
 }
-QUOTA_TOKENS = 250
-"""Tokens of each text."""
-QUOTA_BLOCKS = 36
-"""Blocks of the decoder: so many that weights exceed the caches of the machine, which all hosts share. What a
-host reads from memory as it measures the model, it then also reads from memory as it runs a part of it."""
+QUOTA_TEXTS = decoder_replan.Texts(tokens=200, count=32, dtype="int4", temperature=0.0)
+"""So many, of such a type, that each text makes a step longer, whatever the processor. Then the best plan
+keeps every host at work: one that waits pauses less than its quota says, and is no slow host. Profiles are of
+greedy texts where the files of a model ask for no others."""
+QUOTA_BLOCKS, QUOTA_KV_HEADS = 60, 1
+"""Size of the decoder: steps of a stage take several periods of a quota, and cache little."""
 QUOTA_ITERATIONS = 5
 QUOTAS_TARGET = 0.1
 TEXT_MODEL = "bert-base-uncased"
@@ -553,20 +554,20 @@ def add_pairs(
 def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
     """Compare a decoder on four hosts with quotas; return the worst error of its figures, by medians."""
     worst = 0.0
-    model = write_larger(directory / "larger", QUOTA_BLOCKS)
-    options = ("--speculate", "0", "--context", str(QUOTA_TOKENS + 32))
+    model = write_larger(directory / "larger", QUOTA_BLOCKS, QUOTA_KV_HEADS)
+    texts, options = QUOTA_TEXTS, ("--speculate", "0", "--context", str(QUOTA_TEXTS.tokens + 32))
     for number, (title, kinds) in enumerate(DECODER_QUOTAS.items()):
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
         for repetition in range(arguments.repetitions):
             with raised(f"prediction{os.getpid()}", kinds, directory / f"{number}-{repetition}") as bed:
-                bed.profile_decoder(model, decoder_replan.DTYPE)
-                run = decoder_replan.Run(bed, model, "run", QUOTA_TOKENS, "only-report", more=options)
+                bed.profile_decoder(model, texts.dtype)
+                run = decoder_replan.Run(bed, model, "run", texts, "only-report", more=options)
                 report = run.finish()[0]
                 if len(report["schedule"]) == 1:
-                    bed.profile_decoder(model, decoder_replan.DTYPE, alone=True)
-                    run = decoder_replan.Run(bed, model, "alone", QUOTA_TOKENS, "only-report", more=options)
+                    bed.profile_decoder(model, texts.dtype, alone=True)
+                    run = decoder_replan.Run(bed, model, "alone", texts, "only-report", more=options)
                     report = run.finish()[0]
-                add_pairs(found, (decoder_replan.STREAMS, ""), report)
+                add_pairs(found, (texts.count, ""), report)
         for (streams, cut, key), pairs in found.items():
             worst = max(worst, add_figure(table, (title, str(streams), cut, key), pairs))
     return worst
