@@ -357,8 +357,7 @@ class _Steps:
         steps of one row took 8 to 18 % less without that. The texts of two groups take turns, as in a run, so
         that the caches of the processor have no more of their keys and values than there.
 
-        Under a quota, nothing is scored in between: four hosts that share two processors then seemed to take
-        a third longer than in their run, and without that as long.
+        Under a quota, nothing is scored in between: its pauses do that to the caches already.
 
         Args:
             repetitions: Number of rounds; None for as many as seem enough.
