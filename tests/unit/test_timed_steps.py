@@ -92,7 +92,6 @@ def test_rows_are_scored_before_each_step_of_few_rows_that_counts(monkeypatch: p
                 assert recorder.scored[int(seconds[0]) - 1] == point.all_rows
             else:
                 assert int(seconds[0]) not in recorder.scored
-    assert not measured(monkeypatch, 1, Quota(0.4))[0].scored
 
 
 @pytest.mark.parametrize("quota", [Quota(None), Quota(0.4)])
