@@ -521,6 +521,9 @@ def measure_decoder(
                 report = run_decoder(model, arguments.dtype, streams, work, cores, port)
                 cut = "forced" if forced else "chosen"
                 add_pairs(found, (streams, cut), report)
+                off = report["predicted"]["tokens_per_s_error_percent"]
+                what = f"{shape}, {streams} streams, {cut} cut"
+                console.print(f"{what}, run {repetition + 1}: {off:+.1f} %", highlight=False)
         for (streams, cut, key), pairs in found.items():
             worst = max(worst, add_figure(table, (shape, str(streams), cut, key), pairs))
     return worst
@@ -551,7 +554,9 @@ def add_pairs(
         found.setdefault((*what, "tokens_per_s as run"), []).append(pair)
 
 
-def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, directory: Path) -> float:
+def measure_decoder_quotas(
+    arguments: argparse.Namespace, table: Table, directory: Path, console: Console
+) -> float:
     """Compare a decoder on four hosts with quotas; return the worst error of its figures, by medians."""
     worst = 0.0
     model = write_larger(directory / "larger", QUOTA_BLOCKS, QUOTA_KV_HEADS)
@@ -568,6 +573,8 @@ def measure_decoder_quotas(arguments: argparse.Namespace, table: Table, director
                     run = decoder_replan.Run(bed, model, "alone", texts, "only-report", more=options)
                     report = run.finish()[0]
                 add_pairs(found, (texts.count, ""), report)
+                off = report["predicted"]["tokens_per_s_error_percent"]
+                console.print(f"{title}, run {repetition + 1}: {off:+.1f} %", highlight=False)
         for (streams, cut, key), pairs in found.items():
             worst = max(worst, add_figure(table, (title, str(streams), cut, key), pairs))
     return worst
@@ -688,7 +695,7 @@ def main() -> int:
         shapes = arguments.model_name or ("smollm2-135m",)
         if arguments.quotas:
             with tempfile.TemporaryDirectory() as text:
-                worst = measure_decoder_quotas(arguments, table, Path(text))
+                worst = measure_decoder_quotas(arguments, table, Path(text), console)
         else:
             worst = max(measure_decoder(shape, cores, arguments, table, console) for shape in shapes)
         console.print(table)
