@@ -23,9 +23,9 @@ _ENOUGH, _MOST = 6, 24
 """Number of samples with which it is known, and of those that count."""
 _CERTAIN = 0.8
 """Part of what is known below which a sample counts that is only an upper bound."""
-_QUARTILE = 4
-"""One of so many samples is lower than what counts: no place is busy for less time than it takes, but it may
-be held up.
+_QUANTILE = 0.25
+"""Part of the samples that are lower than what counts: no place is busy for less time than it takes, but it
+may be held up.
 """
 _FRESH, _FRESH_LONG = 40, 1280
 """Results without a sample after which what is known is forgotten, at first and at most."""
@@ -49,7 +49,7 @@ class SlowestPlace:
         """Part of a step's time alone for which the place is busy; None as long as it is not known."""
         if len(self._samples) < _ENOUGH:
             return None
-        return sorted(self._samples)[len(self._samples) // _QUARTILE]
+        return sorted(self._samples)[int(_QUANTILE * len(self._samples))]
 
     def note(self, alone_s: float, in_flight: int, now: float) -> None:
         """Take the result of a step.
