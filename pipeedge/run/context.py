@@ -29,6 +29,7 @@ from pipeedge.observe.records import HostsAsRun, ReplanRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
+from pipeedge.run.priority import thread_that_gives_way
 from pipeedge.transport.base import Endpoint, Transport
 from pipeedge.transport.place import Place
 
@@ -262,6 +263,13 @@ class EpochContext:
     def number(self) -> int:
         """Number of the epoch."""
         return self.order.epoch
+
+    def gives_way(self, thread: str) -> bool:
+        """Return whether a thread of this rank, by its name, lets the others go first."""
+        plan = self.plan
+        if not isinstance(self.rank.model, DecoderModel) or self.rank.rank != plan.data_rank:
+            return False
+        return thread_that_gives_way(plan.schedule, plan.data_rank) == thread
 
     def wait_for_links(self, interface: str, connect: Callable[[], _Value]) -> _Value:
         """Return what ``connect`` does, which waits for other ranks.

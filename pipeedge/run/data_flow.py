@@ -35,6 +35,7 @@ from pipeedge.run.context import EpochContext
 from pipeedge.run.feed_collect import Collection, Collector, Feed, Feeder
 from pipeedge.run.linked_stage import make_decoder
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.priority import give_way
 from pipeedge.run.progress import DataProgress
 from pipeedge.run.resuming import find_rows, made_with, request_dependencies
 from pipeedge.run.worker import Outgoing
@@ -106,6 +107,8 @@ class DataFlow:
     collector: Collector
     link: LinkLane
     """Record of the first link."""
+    collecting_gives_way: bool = False
+    """Whether other threads of this rank go before the one that collects."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -120,7 +123,12 @@ class DataFlow:
             crew.start("feed", lambda: self.feeder.run(outgoing))
             crew.start("watch", outgoing.run)
         self.stream.start(crew)
-        crew.start("collect", self.collector.run)
+        crew.start("collect", self._collect)
+
+    def _collect(self) -> None:
+        if self.collecting_gives_way:
+            give_way()
+        self.collector.run()
 
     def check(
         self, request: RunRequest, model: Model | DecoderModel, device: torch.device
@@ -205,7 +213,8 @@ def make_data_flow(
         ),
         Lane(LaneId(LaneKind.COLLECT), COLLECT, time.perf_counter, plan.record_rows, observer),
     )
-    return DataFlow(data, progress, stream, feeder, outgoing, collector, link)
+    gives_way = epoch.gives_way("collect")
+    return DataFlow(data, progress, stream, feeder, outgoing, collector, link, gives_way)
 
 
 class _OutputObserver:

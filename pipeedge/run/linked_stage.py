@@ -34,6 +34,7 @@ from pipeedge.plan.planning import Plan
 from pipeedge.run.context import EpochContext
 from pipeedge.run.copying import CopyReceiver, CopySender
 from pipeedge.run.links import LinkEnds
+from pipeedge.run.priority import give_way
 from pipeedge.run.stage import Decode, Encode, StepStage
 from pipeedge.run.worker import Incoming, Outgoing, StageLoop, StageSteps
 from pipeedge.transport.base import Packet, PacketSource
@@ -121,6 +122,8 @@ class LinkedStage:
     """What copies its pages to other ranks."""
     receivers: Sequence[CopyReceiver] = ()
     """What takes copies of the pages of others, as long as it computes."""
+    gives_way: bool = False
+    """Whether other threads of this rank go first."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -138,6 +141,8 @@ class LinkedStage:
             one.start(crew)
 
     def _compute(self) -> None:
+        if self.gives_way:
+            give_way()
         self.loop.run(self.after)
         for sender in self.copies:
             sender.end()
@@ -232,8 +237,18 @@ def link_stage(
         incoming = ends.incoming(number)
     loop = StageLoop(steps, incoming, outgoing, activity, lane)
     activity.stage(loop.work)
-    after = None if before is None else before.loop.ended
-    return LinkedStage(number, stage.parameters, stage.kernels, loop, outgoing, link, bits, encode, after)
+    return LinkedStage(
+        number,
+        stage.parameters,
+        stage.kernels,
+        loop,
+        outgoing,
+        link,
+        bits,
+        encode,
+        after=None if before is None else before.loop.ended,
+        gives_way=epoch.gives_way("compute"),
+    )
 
 
 def _make_encoder(

@@ -37,7 +37,7 @@ from pipeedge.plan.facts import rank_facts
 from pipeedge.plan.planning import Plan
 from pipeedge.plan.schedule_choice import PlannedSchedule
 from pipeedge.request.generation import GenerationRequest
-from pipeedge.run import decision, phases, pipeline
+from pipeedge.run import data_flow, decision, linked_stage, phases, pipeline
 from pipeedge.run.decision import Decider, RunSession
 from pipeedge.run.ledger import Ledger
 from pipeedge.run.stage import StepStage
@@ -79,6 +79,18 @@ def test_text_is_that_of_one_process(
     ranks = run_ranks(world, *options, "--prompt", "Sort 5 2 9 1.", "--quiet")
     assert [rank.error for rank in ranks] == [None] * world
     assert capsys.readouterr().out == answer_of_one_process(vocabulary, "Sort 5 2 9 1.", dtype) + "\n"
+
+
+@pytest.mark.parametrize(("order", "thread"), [("0,1,2", ["collect"]), ("1,2,0", ["compute"]), ("1,0,2", [])])
+def test_what_comes_second_on_the_data_rank_gives_way(
+    monkeypatch: pytest.MonkeyPatch, order: str, thread: list[str]
+) -> None:
+    found = list[str]()
+    for module in (linked_stage, data_flow):
+        monkeypatch.setattr(module, "give_way", lambda: found.append(threading.current_thread().name))
+    options = ("-pt", "1,4,5,8,9,16", "-r", order, "--prompt", "Spell so.", "--max-tokens", 4, "--quiet")
+    assert [rank.error for rank in run_ranks(3, *options)] == [None] * 3
+    assert found == thread
 
 
 def answers(path: Path) -> list[dict[str, object]]:
