@@ -29,7 +29,7 @@ from pipeedge.observe.records import HostsAsRun, ReplanRecord
 from pipeedge.plan.planning import Plan
 from pipeedge.request.config import RunRequest
 from pipeedge.run.activity import Activity
-from pipeedge.run.priority import thread_that_gives_way
+from pipeedge.run.priority import DataThread, thread_that_gives_way
 from pipeedge.transport.base import Endpoint, Transport
 from pipeedge.transport.place import Place
 
@@ -264,8 +264,8 @@ class EpochContext:
         """Number of the epoch."""
         return self.order.epoch
 
-    def gives_way(self, thread: str) -> bool:
-        """Return whether a thread of this rank, by its name, lets the others go first."""
+    def gives_way(self, thread: DataThread) -> bool:
+        """Return whether this thread of this rank lets the others go first."""
         plan = self.plan
         if not isinstance(self.rank.model, DecoderModel) or self.rank.rank != plan.data_rank:
             return False

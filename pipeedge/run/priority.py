@@ -12,17 +12,20 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pipeedge.base.schedule import Schedule
 
-__all__ = ["give_way", "thread_that_gives_way"]
+__all__ = ["DataThread", "give_way", "thread_that_gives_way"]
 
-_STEP = 10
-"""Niceness that is added: a thread then gets a tenth of a core that another one wants as well."""
+DataThread: TypeAlias = Literal["compute", "collect"]
+"""Name of a thread that computes on the data rank."""
+
+_ADDED_NICENESS = 10
+"""With it, a thread gets a tenth of a core that another one wants as well."""
 
 
-def thread_that_gives_way(schedule: Schedule, data_rank: int) -> Literal["compute", "collect"] | None:
+def thread_that_gives_way(schedule: Schedule, data_rank: int) -> DataThread | None:
     """Return the name of the thread of a decoder's data rank that gives way, or None if none does."""
     if schedule.stages[-1].rank == data_rank:
         return "compute"
@@ -32,8 +35,9 @@ def thread_that_gives_way(schedule: Schedule, data_rank: int) -> Literal["comput
 def give_way() -> None:
     """Let other threads take precedence over the calling one and those that it starts, on Linux.
 
-    Elsewhere, niceness belongs to the whole process, so nothing changes. Nor does it where that is forbidden.
+    It starts those that compute with it. On other systems, niceness belongs to the whole process, so nothing
+    changes; nor does it where a change is forbidden.
     """
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _STEP)
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _ADDED_NICENESS)
