@@ -12,11 +12,12 @@ import functools
 import json
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,9 @@ from processes import DIES_WHEN_COMPLETE, NO_KEY, SIGNALS_ITSELF, Ended, World, 
 from runs import DIGITS, Inputs, nothing_is_left, outputs, write_cluster, write_pictures
 from small_models import VOCABULARY
 from waiting import LIMIT_S
+
+if TYPE_CHECKING:
+    import transformers
 
 ENDLESS = (*DIGITS, "-b", 10_000_000, "--output", "rows.csv", "--report", "report.json")
 EVEN = 8
@@ -151,17 +155,28 @@ def check_report(report: dict[str, Any], stages: Sequence[tuple[int, list[int]]]
     assert all(stage["bytes_out_mean"] > 8 * 65 * 4 for stage in report["stages"][:-1])
 
 
-@scenarios(vit="vit", deit="deit")
-def the_pipeline_is_the_model(directory: Path, inputs: Inputs, variant: str) -> None:
+_loads_a_reference = threading.Lock()
+
+
+def load_reference(cls: str, directory: Path) -> transformers.PreTrainedModel:
+    """Load a model of transformers, which ties no weights meanwhile: a method of all models is replaced.
+
+    When two threads load at once, the one that ends last may put the replacement back, for good: models that
+    are created later in this process would not have the weights that they share.
+    """
     import transformers
 
+    with _loads_a_reference:
+        loaded: transformers.PreTrainedModel = getattr(transformers, cls).from_pretrained(directory)
+    return loaded.eval()
+
+
+@scenarios(vit="vit", deit="deit")
+def the_pipeline_is_the_model(directory: Path, inputs: Inputs, variant: str) -> None:
     options = ("-m", inputs.models[variant], "--input", inputs.images, "--output", "o.npz")
     succeeded(run_world(directory, 3, *options, "-u", 3, "-pt", "1,3,4,9,10,12", "-D", 2, "-r", "1,2,0"))
-    classes = {
-        "vit": transformers.ViTForImageClassification,
-        "deit": transformers.DeiTForImageClassificationWithTeacher,
-    }
-    reference = classes[variant].from_pretrained(inputs.models[variant]).eval()
+    classes = {"vit": "ViTForImageClassification", "deit": "DeiTForImageClassificationWithTeacher"}
+    reference = load_reference(classes[variant], inputs.models[variant])
     with torch.inference_mode():
         expected = reference(torch.from_numpy(load_arrays(inputs.images)["pixel_values"])).logits
     np.testing.assert_allclose(outputs(directory / "o.npz"), expected, atol=1e-5, rtol=0)
@@ -169,12 +184,10 @@ def the_pipeline_is_the_model(directory: Path, inputs: Inputs, variant: str) -> 
 
 @scenario
 def sentences_of_any_length_are_padded_and_masked_at_every_stage(directory: Path, inputs: Inputs) -> None:
-    import transformers
-
     model = inputs.models["bert"]
     options = ("-m", model, "--input", inputs.sentences, "--output", "o.npz", "-u", 3)
     succeeded(run_world(directory, 3, *options, "-pt", "1,1,2,6,7,12", "-D", 1))
-    reference = transformers.BertForSequenceClassification.from_pretrained(model).eval()
+    reference = load_reference("BertForSequenceClassification", model)
     expected = []
     for line in inputs.sentences.read_text().splitlines():  # each alone, so without padding
         ids = [VOCABULARY.index(token) for token in ("[CLS]", *line.split(), "[SEP]")]
