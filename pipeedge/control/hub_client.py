@@ -182,12 +182,22 @@ class HubClient:
         """
         self._uplink.send(Failed(line[:_MAX_LINE], microbatch))
 
-    def explain(self, rank: int, error: PeerError) -> PipeEdgeError:
-        """Ask the hub why ``rank`` was lost; return its answer, or ``error`` if none comes in time."""
-        self._uplink.send(LinkLost(self.turns.latest, rank, str(error)[:_MAX_LINE]))
+    def explain(self, error: PeerError) -> PipeEdgeError:
+        """Report that links failed, and return the reason that the hub gives, or ``error``.
+
+        Links fail, too, because a rank ends that has heard of the failure of another one: what the hub has
+        found before comes first. It answers with what it is told here only if it knows nothing better.
+        """
+        line = one_line(error)[:_MAX_LINE]
+        self._uplink.send(
+            Failed(line) if error.peer is None else LinkLost(self.turns.latest, error.peer, line)
+        )
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
-            return self._error or error
+            found = self._error
+        account = found.account if isinstance(found, PeerError) else None
+        is_own = account is not None and account.rank == self._rank
+        return error if found is None or is_own else found
 
     def set_hub_name(self, what: str) -> None:
         """Set the description of rank 0 (``stage 0, layers 1-8``) for messages that name it."""

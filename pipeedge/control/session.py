@@ -363,8 +363,8 @@ def _report_failures(member: HubClient) -> Iterator[None]:
     except BaseException as error:
         if error is member.error:
             raise  # it came from the hub, so all ranks have it
-        if isinstance(error, PeerError) and error.peer is not None and not isinstance(error, FrameError):
-            raise member.explain(error.peer, error) from error
+        if isinstance(error, PeerError) and not isinstance(error, FrameError):
+            raise member.explain(error) from error
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         number = error.microbatch if isinstance(error, PipeEdgeError) else None
         member.failed("it was interrupted" if interrupted else one_line(error), number)

@@ -378,8 +378,26 @@ def test_the_report_of_a_failing_rank_takes_precedence() -> None:
         for self in (zero, one):
             self.hello(world_size=2, host="pi")
         threading.Timer(0.3, one.failed, ("bad weights",)).start()
-        cause = zero.explain(1, PeerFailedError("connection reset", peer=1))
+        cause = zero.explain(PeerFailedError("connection reset", peer=1))
         assert str(cause) == "rank 1 (on pi) failed: bad weights"
+
+
+def test_links_that_do_not_open_are_the_reason_if_nothing_came_before() -> None:
+    """They close, too, when a rank ends that has heard of the failure of another one."""
+    own = PeerFailedError("the links of rank 0 to 1 could not be opened")
+    for first in ("", "bad weights"):
+        with hub(2) as (_, address), member(address, 0) as zero, member(address, 1) as one:
+            for self in (zero, one):
+                self.hello(world_size=2, host="pi")
+            if first:
+                one.failed(first)
+                with pytest.raises(PeerFailedError, match=first):
+                    one.wait(Planned)
+                assert str(zero.explain(own)) == "rank 1 (on pi) failed: bad weights"
+            else:
+                assert zero.explain(own) is own
+                with pytest.raises(PeerFailedError, match=r"^rank 0 \(on pi\) failed: the links"):
+                    one.wait(Planned)
 
 
 # --- sessions ---------------------------------------------------------------------------------------------
