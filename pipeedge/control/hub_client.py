@@ -59,7 +59,7 @@ __all__ = ["Callbacks", "HubClient"]
 _Message = TypeVar("_Message", bound=Message)
 
 _VERDICT_WAIT_S = 3.0
-"""Seconds that a rank that lost a peer waits for the hub to name the cause."""
+"""Seconds that a rank that lost links waits for the hub to name the cause."""
 _CLOCK_BURST = 8
 """Number of consecutive clock exchanges after the hello; later, there is one with each heartbeat."""
 _MAX_LINE = 2000
@@ -188,10 +188,10 @@ class HubClient:
         Links fail, too, because a rank ends that has heard of the failure of another one: what the hub has
         found before comes first. It answers with what it is told here only if it knows nothing better.
         """
-        line = one_line(error)[:_MAX_LINE]
-        self._uplink.send(
-            Failed(line) if error.peer is None else LinkLost(self.turns.latest, error.peer, line)
-        )
+        if error.peer is None:
+            self.failed(one_line(error), error.microbatch)
+        else:
+            self._uplink.send(LinkLost(self.turns.latest, error.peer, one_line(error)[:_MAX_LINE]))
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None, timeout=_VERDICT_WAIT_S)
             found = self._error

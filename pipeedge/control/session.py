@@ -364,7 +364,10 @@ def _report_failures(member: HubClient) -> Iterator[None]:
         if error is member.error:
             raise  # it came from the hub, so all ranks have it
         if isinstance(error, PeerError) and not isinstance(error, FrameError):
-            raise member.explain(error) from error
+            found = member.explain(error)
+            if found is error:
+                raise  # with the cause that it has
+            raise found from error
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         number = error.microbatch if isinstance(error, PipeEdgeError) else None
         member.failed("it was interrupted" if interrupted else one_line(error), number)

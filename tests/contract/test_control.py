@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import math
 import random
@@ -52,7 +53,7 @@ from pipeedge.control.messages import (
     WorkByRank,
     frame,
 )
-from pipeedge.control.session import Session, report_early_failure
+from pipeedge.control.session import Session, _report_failures, report_early_failure
 from pipeedge.control.uplink import Uplink
 from pipeedge.control.wire import ClearEnd
 from pipeedge.observe.metrics import StageWork
@@ -395,7 +396,11 @@ def test_links_that_do_not_open_are_the_reason_if_nothing_came_before() -> None:
                     one.wait(Planned)
                 assert str(zero.explain(own)) == "rank 1 (on pi) failed: bad weights"
             else:
-                assert zero.explain(own) is own
+                cause = OSError(errno.EMFILE, "Too many open files")
+                with pytest.raises(PeerFailedError) as raised, _report_failures(zero):
+                    raise own from cause
+                assert raised.value is own
+                assert own.__cause__ is cause
                 with pytest.raises(PeerFailedError, match=r"^rank 0 \(on pi\) failed: the links"):
                     one.wait(Planned)
 
