@@ -45,16 +45,32 @@ bool is_kept(const Problem& problem, const LoadedStage& loaded, const Stage& sta
          same_dtype(loaded, dtype_of(setting, *setting.type(stage.host)));
 }
 
-// Bytes of those weights of a stage that its host has. Layers that share weights are loaded together.
+// The weights that a host has of its next stage, which is in a setting. Layers that share weights are loaded together.
+class KnownWeights {
+ public:
+  KnownWeights(const Problem& problem, const LoadedStage& loaded, int setting)
+      : loaded_(loaded), weights_(weights_on(problem, *problem.setting(setting).type(loaded.host))) {
+    const auto& shared = problem.model.shared_with;
+    const bool shares = std::any_of(shared.begin(), shared.end(), [](int twin) { return twin != Model::kUnshared; });
+    const Setting& own = problem.setting(setting);
+    any_ = !shares && same_dtype(loaded, dtype_of(own, *own.type(loaded.host)));
+  }
+
+  // Bytes of those of a layer.
+  double bytes(int layer) const {
+    return any_ && loaded_.first <= layer && layer < loaded_.last ? weights_[at(layer)] : 0;
+  }
+
+ private:
+  const LoadedStage& loaded_;
+  const std::vector<double>& weights_;
+  bool any_ = false;
+};
+
 double known_bytes(const Problem& problem, const LoadedStage& loaded, const Stage& stage) {
-  const Setting& setting = problem.setting(stage.setting);
-  const DeviceType& type = *setting.type(stage.host);
-  const auto& shared = problem.model.shared_with;
-  const bool shares = std::any_of(shared.begin(), shared.end(), [](int twin) { return twin != Model::kUnshared; });
-  if (shares || !same_dtype(loaded, dtype_of(setting, type))) return 0;
-  const std::vector<double>& weights = weights_on(problem, type);
+  const KnownWeights known(problem, loaded, stage.setting);
   double sum = 0;
-  for (int l = std::max(loaded.first, stage.first); l < std::min(loaded.last, stage.last); ++l) sum += weights[at(l)];
+  for (int l = stage.first; l < stage.last; ++l) sum += known.bytes(l);
   return sum;
 }
 
@@ -88,23 +104,29 @@ double beside_bytes(const Problem& problem, const Before& before, const Stage& s
          known_bytes(problem, *loaded, stage);
 }
 
-// What a host holds besides each stage while the plan before runs; empty if it has the memory for any that fits alone.
-std::vector<double> table_beside(const Problem& problem, const Before& before, int host, int setting) {
+// What the host of a stage that runs holds besides each stage that may follow; empty if it has the memory for any that
+// fits alone.
+std::vector<double> table_beside(const Problem& problem, const LoadedStage& loaded, int setting) {
   const Setting& own = problem.setting(setting);
-  const DeviceType& type = *own.type(host);
+  const DeviceType& type = *own.type(loaded.host);
   double widest = 0;  // bytes of an element that arrives
   for (const Setting& other : problem.settings) {
     if (other.batch_size == own.batch_size) widest = std::max(widest, other.element_bytes);
   }
+  const double held = held_bytes(problem, loaded, setting_of(problem, loaded, setting));
+  const KnownWeights known(problem, loaded, setting);
   std::vector<double> table(at((problem.layers() + 1) * (problem.layers() + 1)), 0);
   bool narrows = false;
   for (int first = 0; first < problem.layers(); ++first) {
     GrowingStage stage(problem, type, first);
     const double arriving = cut_bytes(problem, own, first) * (first == 0 ? 1 : widest / own.element_bytes);
+    double both = 0;  // bytes of weights that both stages have
     while (stage.last() < problem.layers()) {
+      both += known.bytes(stage.last());
       stage.add_layer();
       if (stage.held_bytes() > loosened(type.mem_bytes)) break;
-      const double beside = beside_bytes(problem, before, {host, first, stage.last(), setting, 0});
+      const bool kept = is_kept(problem, loaded, {loaded.host, first, stage.last(), setting, 0});
+      const double beside = kept ? 0 : held - both;
       const double buffers = own.buffers_in * arriving + own.buffers_out * cut_bytes(problem, own, stage.last());
       narrows = narrows || (beside > 0 && stage.held_bytes() + buffers + beside > loosened(type.mem_bytes));
       table[type.stage_index(first, stage.last())] = beside;
@@ -410,7 +432,7 @@ Problem beside(const Problem& problem, const Before& before) {
     for (std::size_t s = 0; s < problem.settings.size(); ++s) {
       const DeviceType* const type = problem.settings[s].type(loaded.host);
       if (type == nullptr || type->bids()) continue;
-      std::vector<double> table = table_beside(problem, before, loaded.host, static_cast<int>(s));
+      std::vector<double> table = table_beside(problem, loaded, static_cast<int>(s));
       if (table.empty()) continue;
       Setting& setting = narrowed.settings[s];
       setting.type_of[at(loaded.host)] = static_cast<int>(setting.types.size());
