@@ -361,9 +361,10 @@ def test_a_decoder_is_measured_in_steps(here: Path) -> None:
         assert sum(profile.weights_of(model)) == pytest.approx(decoder.weight_bytes(LayerRange(0, 16), dtype))
         # Blocks that differ in nothing but their weights have the same costs.
         assert steps.fixed_s[:4] == steps.fixed_s[4:8]
-        assert profile.time_s == tuple(
-            map(max, steps.fixed_s, map(sum, zip(steps.start_s, steps.row_s, strict=True)))
-        )
+        # Of one row, either line may be the lower one, as the machine's speed decides.
+        few = map(sum, zip(steps.start_s, steps.row_s, strict=True))
+        many = map(sum, zip(steps.many_start_s, steps.many_row_s, strict=True))
+        assert profile.time_s == tuple(map(max, steps.fixed_s, map(min, few, many)))
         assert steps.ends.memory_bytes == decoder.end_bytes(dtype)
     assert load_results(here / "profiler_results-1-int8.yml").missing == ()
 
