@@ -253,7 +253,8 @@ double Instance::least_period() const {
   const double place_s = std::max(data_.floor_s(), longest_layer_) * waiting_;
   if (!problem().returns()) return place_s;
   // As many microbatches as are under way come through all places meanwhile.
-  return std::max(place_s, (data_.feed_s + fastest(0, layers()) + data_.collect_s) * batch_size() / problem().most_items);
+  const double round_s = data_.feed_s + fastest(0, layers()) + data_.collect_s;
+  return std::max(place_s, round_s * batch_size() / problem().most_items);
 }
 
 void Instance::compare_senders() {
