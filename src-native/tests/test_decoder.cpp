@@ -9,6 +9,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../decoder/stage.hpp"
@@ -134,6 +135,98 @@ void test_encode() {
     }
     check(same, std::string(variant.name) + " rounds to 8 bits as the others do");
     check(nearest, std::string(variant.name) + " rounds to the nearest code of 8 bits");
+  }
+}
+
+/// Weights are those of a softmax before it is divided by their sum, of which the largest is 1. They all are NaN if a
+/// score that counts is one, wherever it is.
+void test_weigh() {
+  constexpr std::size_t kCount = 3 * kColumns;
+  constexpr std::pair<std::size_t, std::size_t> kRanges[] = {{0, kCount}, {5, 2 * kColumns + 3}, {40, 41}};
+  const std::vector<float> drawn = random_values(kCount, 7);
+  for (const Variant& variant : variants()) {
+    for (const auto& [begin, end] : kRanges) {
+      const auto weigh = [&, begin = begin, end = end](std::vector<float>& values) {
+        Scores scores;
+        scores.values = values.data();
+        scores.count = kCount;
+        scores.begin = begin;
+        scores.end = end;
+        scores.scale = 3;
+        return variant.weigh(scores);
+      };
+      const double most = 3 * static_cast<double>(*std::max_element(drawn.begin() + static_cast<std::ptrdiff_t>(begin),
+                                                                   drawn.begin() + static_cast<std::ptrdiff_t>(end)));
+      bool close = true, broken = true;
+      // What does not count may be anything.
+      for (std::size_t at = 0; at <= kCount; ++at) {
+        std::vector<float> values = drawn;
+        if (at < kCount) values[at] = std::numeric_limits<float>::quiet_NaN();
+        const float sum = weigh(values);
+        if (begin <= at && at < end) {
+          broken = broken && std::isnan(sum) && std::all_of(values.begin(), values.end(), [](float x) {
+                     return std::isnan(x);
+                   });
+          continue;
+        }
+        double wanted_sum = 0;
+        for (std::size_t i = 0; i < kCount; ++i) {
+          const bool counts = begin <= i && i < end;
+          const double wanted = counts ? std::exp(3 * static_cast<double>(drawn[i]) - most) : 0;
+          close = close && std::abs(static_cast<double>(values[i]) - wanted) <= 1e-6;
+          wanted_sum += wanted;
+        }
+        close = close && std::abs(static_cast<double>(sum) - wanted_sum) <= 1e-5 * wanted_sum;
+      }
+      const std::string what =
+          std::string(variant.name) + ", scores " + std::to_string(begin) + " to " + std::to_string(end);
+      check(close, what + " become weights");
+      check(broken, what + " with NaN become NaN");
+    }
+  }
+}
+
+/// Rows that are mixed together have the bits that each has alone, and are sums of the values.
+void test_mix(Type type) {
+  constexpr std::size_t kMost = 19, kWidth = 2 * kColumns, kBegin = 3, kEnd = 29;
+  const std::vector<float> weights = random_values(kMost * kColumns, 8), values = random_values(kColumns * kWidth, 9);
+  const std::vector<float> before = random_values(kMost * kWidth, 10);
+  std::vector<Half> halves(values.size());
+  variants().back().narrow(values.data(), values.size(), halves.data());
+  for (const Variant& variant : variants()) {
+    for (std::size_t rows = 1; rows <= kMost; ++rows) {
+      Mixture mixture;
+      mixture.weight_stride = kColumns;
+      mixture.values = type == Type::kFloat32 ? reinterpret_cast<const char*>(values.data())
+                                              : reinterpret_cast<const char*>(halves.data());
+      mixture.width = kWidth;
+      mixture.type = type;
+      mixture.begin = kBegin;
+      mixture.end = kEnd;
+      mixture.sum_stride = kWidth;
+      std::vector<float> together = before, alone = before;
+      mixture.weights = weights.data();
+      mixture.sums = together.data();
+      variant.mix(mixture, rows);
+      bool close = true;
+      for (std::size_t r = 0; r < rows; ++r) {
+        mixture.weights = weights.data() + r * kColumns;
+        mixture.sums = alone.data() + r * kWidth;
+        variant.mix(mixture, 1);
+        for (std::size_t e = 0; e < kWidth; ++e) {
+          double wanted = static_cast<double>(before[r * kWidth + e]);
+          for (std::size_t t = kBegin; t < kEnd; ++t) {
+            wanted += static_cast<double>(weights[r * kColumns + t]) * static_cast<double>(values[t * kWidth + e]);
+          }
+          const double margin = type == Type::kFloat32 ? 1e-5 : 5e-2;
+          close = close && std::abs(static_cast<double>(together[r * kWidth + e]) - wanted) <= margin;
+        }
+      }
+      const std::string what = std::string(variant.name) + " " + name_of(type) + ", " + std::to_string(rows) + " rows";
+      check(close, what + " are mixed");
+      // Nor are rows behind them touched.
+      check(same_bits(together.data(), alone.data(), kMost * kWidth), what + " are mixed as each alone");
+    }
   }
 }
 
@@ -280,6 +373,9 @@ int main() {
   test_memory();
   test_fit();
   test_encode();
+  test_weigh();
+  test_mix(Type::kFloat32);
+  test_mix(Type::kBfloat16);
   for (std::size_t i = 0; variants().back().codings[i].name != nullptr; ++i) {
     test_form(variants().back().codings[i], i);
   }
