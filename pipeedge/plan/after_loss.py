@@ -54,8 +54,8 @@ class Held:
         self._stages: dict[int, StagePlan] = {}
         self._since: dict[int, dict[int, int]] = {}
         """Plan since which each rank of the latest plan has had each of its layers in every plan."""
-        self._standbys: dict[int, Standby] = {}
-        """What each standby of the latest plan holds; the first, if it has layers of several stages."""
+        self._standbys: dict[int, tuple[Standby, ...]] = {}
+        """What each standby of the latest plan holds."""
         self._copies: dict[int, tuple[CopiedPages, ...]] = {}
         """Copies that each rank has, of layers that it may take or has taken."""
         self._outputs: tuple[KeptOutput, ...] = ()
@@ -71,8 +71,7 @@ class Held:
         found = []
         for stage in schedule.stages:
             known, kept = self._since.get(stage.rank, {}), self._kept(stage)
-            layers = range(stage.layers.start, stage.layers.stop)
-            found += [known.get(layer, number) if layer in kept else number for layer in layers]
+            found += [known.get(layer, number) if layer in kept else number for layer in _layers(stage)]
         return tuple(found)
 
     def _kept(self, stage: StagePlan) -> range:
@@ -132,12 +131,12 @@ class Held:
             outputs: Outputs that its ranks keep.
         """
         self._outputs = tuple(outputs)
-        self._standbys = {one.rank: one for one in reversed(standbys)}
+        ranks = {one.rank for one in standbys}
+        self._standbys = {rank: tuple(one for one in standbys if one.rank == rank) for rank in ranks}
         self._copies = {stage.rank: tuple(self._taken(stage)) for stage in schedule.stages}
         since = self.since(schedule, number)
         self._since = {
-            stage.rank: {layer: since[layer] for layer in range(stage.layers.start, stage.layers.stop)}
-            for stage in schedule.stages
+            stage.rank: {layer: since[layer] for layer in _layers(stage)} for stage in schedule.stages
         }
         spares = set(self._standbys) - set(schedule.ranks)  # they free what they had
         self._stages = {rank: stage for rank, stage in self._stages.items() if rank not in spares}
@@ -150,12 +149,18 @@ class Held:
         self._outputs = tuple(one for one in self._outputs if one.rank != rank)
 
     def survivor(self, rank: int, room_bytes: float, host: str | None) -> Survivor:
-        """Return a rank that is left, with what it has loaded."""
+        """Return a rank that is left, with what it has loaded: of what it stands by for, what others lack."""
         survivor = Survivor.holding(rank, room_bytes, host, self._stages.get(rank))
-        standby = self._standbys.get(rank)
-        if survivor.holds is not None or standby is None:
+        standbys = self._standbys.get(rank)
+        if survivor.holds is not None or standbys is None:
             return survivor
+        here = {layer for stage in self._stages.values() for layer in _layers(stage)}
+        standby = max(standbys, key=lambda one: len(set(_layers(one)) - here))
         return replace(survivor, holds=standby.layers, dtype=standby.dtype)
+
+
+def _layers(part: StagePlan | Standby) -> range:
+    return range(part.layers.start, part.layers.stop)
 
 
 def loaded_by(survivors: Sequence[Survivor], names: Sequence[str]) -> Placing:

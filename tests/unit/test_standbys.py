@@ -108,6 +108,16 @@ class TestHeld:
         later = CacheOwners(2, before.stages)
         assert CacheOwners(3, owners.stages, owners.copies).lost_since(later).of(0, 4) == moved
 
+    def test_who_stands_by_for_several_holds_the_layers_that_are_lost(self) -> None:
+        """Otherwise a plan that moves all layers seems to load less than the one that copies are for."""
+        standbys = [standby(3, 5, 12), standby(3, 13, 15)]
+        for lost, layers in ((1, LayerRange(4, 12)), (2, LayerRange(12, 15))):
+            for told in (standbys, standbys[::-1]):
+                held = Held()
+                held.loads(THREE, 1, told)
+                held.forget(lost)
+                assert held.survivor(3, 1e9, None) == Survivor(3, 1e9, None, layers)
+
     def test_copies_are_forgotten_with_the_process_and_with_the_plan(self) -> None:
         copies = CopiedPages(LayerRange(4, 12), "float32", 1, (5,))
         taken, without = schedule((0, 1, 4), (3, 5, 12), (2, 13, 16)), schedule((0, 1, 12), (2, 13, 16))
