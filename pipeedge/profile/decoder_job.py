@@ -246,9 +246,7 @@ def measure_decoder(
     advance("loading", 0.0)
     try:
         weights = job.weights()
-        began = time.perf_counter()
         steps = _Steps.load(job, weights)
-        loading_s = time.perf_counter() - began
         loaded = job.model.weight_bytes(steps.stage.layers, job.dtype)
         ends = job.model.ends(job.dtype, weights=weights or job.request.model.weights)
     except WeightsError as error:
@@ -278,7 +276,7 @@ def measure_decoder(
         found,
         residual=residual,
         variation=steps.variation(timed, quota),
-        load_s_per_byte=loading_s / loaded if weights is None else None,
+        load_s_per_byte=steps.loading_s / loaded if weights is None else None,
         overhead_s=quota.stretch * statistics.median(one.stage_s for one in at_work[local[0]]),
         handling=handling,
         busy_w=power.take_watts(),
@@ -303,6 +301,8 @@ class _Steps:
     stage: DecoderStage
     points: tuple[StepPoint, ...]
     bounds: StepBounds
+    loading_s: float
+    """Seconds that loading the weights took."""
 
     @classmethod
     def load(cls, job: DecoderJob, weights: WeightsFile | None) -> _Steps:
@@ -320,6 +320,7 @@ class _Steps:
         bounds = StepBounds(
             longest, max(_ROWS[-1], min(_CHUNKS[-1], longest)), _ROWS[-1], pages, _ROWS[-1] * window_pages
         )
+        began = time.perf_counter()
         stage = model.stage(
             layers,
             job.dtype,
@@ -327,6 +328,7 @@ class _Steps:
             window_pages=bounds.window_pages,
             weights=weights or job.request.model.weights,
         )
+        loading_s = time.perf_counter() - began
         stage.clear_cache()  # steps are to read what they would in a run, where it was written
         contexts = sorted({0, longest // 4, longest - 1})
         points = [StepPoint(rows, 1, position) for rows in _ROWS for position in contexts]
@@ -337,7 +339,7 @@ class _Steps:
             for position in sorted({0, longest - rows})
             if rows > 1
         ]
-        return cls(job, stage, tuple(points), bounds)
+        return cls(job, stage, tuple(points), bounds, loading_s)
 
     def measure(
         self,
