@@ -27,7 +27,7 @@ from decoder_failover import write_larger
 from decoder_replan import Run, Texts
 
 KINDS = (Kind("host", 3, 0.5, 1000),)
-CONTEXT = 1024
+CONTEXT, PROMPT = 1024, 6
 GOAL = 0.2
 """Largest difference between the measured and the predicted pause, as a part of the latter."""
 COPIES_GOAL_S = 1.0
@@ -40,12 +40,12 @@ PREDICTED = {
 """What the scheduler calls the pause with each option."""
 
 
-def predict(bed: Bed, model: Path, texts: Texts, tokens: float) -> dict[str, Any]:
-    """Return the plan with its losses, for texts that have so many tokens when a host is lost."""
+def predict(bed: Bed, model: Path, texts: Texts, prompt: float, answer: int) -> dict[str, Any]:
+    """Return the plan with its losses, for texts with prompts and answers of so many tokens."""
     command = [str(Path(sys.executable).with_name("sched-pipeline")), "--format", "json", "--losses"]
     command += ["-m", str(model), "--transport", "tcp", "--data-host", bed.hosts[0]]
     command += ["--streams", str(texts.count), "--context", str(CONTEXT)]
-    command += ["--prompt-tokens", str(round(tokens)), "--answer-tokens", "1"]
+    command += ["--prompt-tokens", str(round(prompt)), "--answer-tokens", str(answer)]
     for option, name in (("-sm", "models"), ("-sdt", "device_types"), ("-sd", "devices")):
         command += [option, str(bed.files[name])]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -55,12 +55,14 @@ def predict(bed: Bed, model: Path, texts: Texts, tokens: float) -> dict[str, Any
 def measure(bed: Bed, model: Path, name: str, texts: Texts, option: str | None) -> tuple[float, float]:
     """Kill a host when about half of the tokens are written; return the pause and the predicted one.
 
-    It is that of the second stage, unless that is the data host: then that of the last one.
+    It is that of the second stage, unless that is the data host: then that of the next one.
     """
-    before = predict(bed, model, texts, texts.tokens / 2)
+    before = predict(bed, model, texts, PROMPT, texts.tokens)
     rate = before["text"]["tokens_per_s"]
-    second, last = (stage["host"] for stage in before["schedule"][1:])
-    victim = last if second == bed.hosts[0] else second
+    victims = [stage["host"] for stage in before["schedule"][1:] if stage["host"] != bed.hosts[0]]
+    if not victims:
+        sys.exit("decoder_pauses: the best plan has no host to lose; measure again while nothing else runs")
+    victim = victims[0]
     more = ("--context", str(CONTEXT), *([] if option is None else [option]))
     run = Run(bed, model, name, texts, "off", more=more)
     run.wait_for("a context of")
@@ -69,7 +71,7 @@ def measure(bed: Bed, model: Path, name: str, texts: Texts, option: str | None) 
     report, _ = run.finish()
     text, epoch = report["text"], report["epochs"][1]
     again = text["repeated_tokens"] + text["kept_tokens"]
-    plan = predict(bed, model, texts, again / texts.count)
+    plan = predict(bed, model, texts, again / texts.count, 1)
     loss = next(one for one in plan["losses"] if one["host"] == victim)
     cuts = [
         " | ".join("{}-{}".format(*stage["layers"]) for stage in one["schedule"]) for one in report["epochs"]
