@@ -129,7 +129,8 @@ class StepGroup(Group):
             )
             for part in parts
         ]
-        pack_rows(rows, table, self.step.layers, kind=int(self.step.reads_prompt), number=self.step.number)
+        number = None if self.step.is_trial else self.step.number
+        pack_rows(rows, table, self.step.layers, kind=int(self.step.reads_prompt), number=number)
         return StepBatch(payload, (), (), (self.step.number,), step=self.step)
 
 

@@ -56,7 +56,7 @@ class SlowestPlace:
 
         Args:
             alone_s: Seconds that the step takes alone.
-            in_flight: Number of steps that were in flight until now, with this one.
+            in_flight: Number of steps that are in flight at a time, also if some of them return at once.
             now: Time in seconds.
         """
         self._since_sample += 1
@@ -67,7 +67,7 @@ class SlowestPlace:
             self.pause()
             return
         self._results.append((now, alone_s))
-        # Steps may return in bunches, so as many as are in flight count together.
+        # Steps may return in bunches, so as many as are in flight at a time count together.
         while len(self._results) > in_flight + 1:
             self._results.popleft()
         work = sum(seconds for _, seconds in self._results) - self._results[0][1]

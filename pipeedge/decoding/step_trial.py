@@ -28,8 +28,8 @@ _ROWS = (1, 8, 32)
 _TIMES = 2
 """How often each step is measured."""
 _MORE_TIMES = 3
-"""How often short steps of a row of each of up to ``_FAR_SEQUENCES`` are measured again."""
-_SHORT_S = 0.2
+"""How often short steps of a row of each sequence are measured again."""
+_SHORT_S = 0.3
 """Seconds that all of these may take together."""
 _CHUNK_ROWS = (8, 32)
 """Rows of the chunk that is measured near and far: the most that there may be."""
@@ -99,7 +99,7 @@ class MeasuredSteps:
     @property
     def short(self) -> list[TrialStep]:
         """Steps to measure again; empty if together they take too long for that."""
-        found = [one for one in self.seconds if one.rows == 1 and one.sequences <= _FAR_SEQUENCES]
+        found = [one for one in self.seconds if one.rows == 1]
         return found if sum(self.seconds[one] for one in found) <= _SHORT_S else []
 
     def wants(self, step: TrialStep) -> bool:

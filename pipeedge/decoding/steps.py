@@ -63,6 +63,7 @@ class StepPart:
     """The rows of one sequence in a step."""
 
     sequence: int
+    """Number of the sequence; negative for rows of a trial."""
     position: int
     """Position of the first row in the sequence."""
     tokens: tuple[int, ...]
@@ -101,6 +102,11 @@ class DecodingStep:
     def rows(self) -> int:
         """Number of rows."""
         return sum(len(part.tokens) for part in self.parts)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it only measures: what its rows write to the cache is nobody's."""
+        return all(part.sequence < 0 for part in self.parts)
 
     @property
     def positions(self) -> int | None:
@@ -180,6 +186,8 @@ class _StepInFlight:
     """Cost of the rows of sequences that generate, without proposals."""
     rows_cost: float | None
     """Cost of all rows; None if it reads a prompt, or is not for all layers."""
+    groups: int
+    """Number of groups that sequences were dealt to, each of which has a step in flight."""
     lone: bool
     """Whether it is the only one in flight."""
     since: float | None
@@ -356,7 +364,8 @@ class StepScheduler:
             elif layers is not None:
                 self._others_wait_s -= took_s * len(layers) / self._layers
         rows_cost = whole_cost if layers is None and not step.reads_prompt else None
-        self._flights[self._next] = _StepInFlight(scored, cost, rows_cost, not self._flights, now)
+        flying = min(groups, len(costs))
+        self._flights[self._next] = _StepInFlight(scored, cost, rows_cost, flying, not self._flights, now)
         self._next += 1
         return step
 
@@ -458,8 +467,8 @@ class StepScheduler:
         """
         if step not in self._flights:
             raise ValueError(f"step {step} is not in flight")
-        in_flight, flight = len(self._flights), self._flights.pop(step)
-        self._note_time(flight, in_flight, now)
+        flight = self._flights.pop(step)
+        self._note_time(flight, now)
         for number in flight.scored:
             one = self._running.get(number) or self._waiting.get(number)
             if one is None:
@@ -472,15 +481,15 @@ class StepScheduler:
             if number in ended or len(one.tokens) >= one.end:
                 self.cancel(number)
 
-    def _note_time(self, flight: _StepInFlight, in_flight: int, now: float | None) -> None:
-        """Note when a step has ended; until then, so many were in flight."""
+    def _note_time(self, flight: _StepInFlight, now: float | None) -> None:
+        """Note when a step has ended."""
         if flight.rows_cost is None or flight.since is None or now is None:
             self._slowest.pause()
             return
         if flight.lone:
             self._lone.note(flight.rows_cost, now - flight.since)
         if self.limits.times is not UNMEASURED:  # those are no seconds
-            self._slowest.note(self.limits.times.of(flight.rows_cost), in_flight, now)
+            self._slowest.note(self.limits.times.of(flight.rows_cost), flight.groups, now)
 
     def _take(self, one: _Generated, drawn: Sequence[int]) -> None:
         """Append the tokens that a step has decided."""

@@ -8,7 +8,8 @@ are. The data rank says so in one tensor of int32, which every stage passes on:
 
 The layers from ``first`` to ``last``, counted from 1, compute the rows: after a loss, others may know them
 already. ``kind`` is 1 if some rows read a prompt, and 0 if all continue texts. ``number`` is that of the
-step, in two values: its lower 31 bits, and the others. Numbers of pages of windows come behind all others.
+step, in two values: its lower 31 bits, and the others. Both have all bits if the step only measures. Numbers
+of pages of windows come behind all others.
 
 A stage checks the tensor before native code sees it.
 """
@@ -38,6 +39,7 @@ __all__ = [
 
 _HEAD, _COLUMNS = 6, 4
 _NUMBER_BITS = 31
+_TRIAL = (1 << 2 * _NUMBER_BITS) - 1
 _ALL_LAYERS: int = np.iinfo(np.int32).max
 
 
@@ -74,7 +76,7 @@ def pack_rows(
     layers: LayerRange | None = None,
     *,
     kind: int = 0,
-    number: int = 0,
+    number: int | None = 0,
 ) -> None:
     """Write the rows of the sequences of a step, in order, to an int32 tensor of ``packed_length``.
 
@@ -83,10 +85,10 @@ def pack_rows(
         into: The tensor.
         layers: Layers that compute them; None for all.
         kind: 1 if some of them read a prompt, else 0.
-        number: Number of the step.
+        number: Number of the step; None if it only measures.
     """
     table = [(one.position, one.rows, len(one.pages), len(one.window_pages)) for one in rows]
-    high, low = divmod(number, 1 << _NUMBER_BITS)
+    high, low = divmod(_TRIAL if number is None else number, 1 << _NUMBER_BITS)
     computing = layers or LayerRange(0, _ALL_LAYERS)
     head = (len(rows), computing.first, computing.last, kind, low, high)
     parts = [np.array(head, np.int32), np.array(table, np.int32).ravel()]
@@ -105,9 +107,10 @@ def kind_of_rows(tensor: torch.Tensor) -> int:
     return int(tensor[3] != 0)
 
 
-def number_of_step(tensor: torch.Tensor) -> int:
-    """Return the number of a step that was unpacked before."""
-    return int(tensor[4]) + (int(tensor[5]) << _NUMBER_BITS)
+def number_of_step(tensor: torch.Tensor) -> int | None:
+    """Return the number of a step that was unpacked before; None if it only measures."""
+    number = int(tensor[4]) + (int(tensor[5]) << _NUMBER_BITS)
+    return None if number == _TRIAL else number
 
 
 def unpack_rows(tensor: torch.Tensor, bounds: StepBounds) -> list[StepRows]:

@@ -137,8 +137,10 @@ class StepStage:
         kept = self.outputs.get(self._stage.layers.stop)
         if kept is not None and computing.start < self._stage.layers.stop <= computing.stop:
             kept.write(_places(rows), outputs)
-        for one in self.copies:
-            one.executed(rows, number_of_step(table))
+        number = number_of_step(table)
+        if number is not None:  # nobody needs what a trial writes
+            for one in self.copies:
+                one.executed(rows, number)
         return _with_payload(packet, outputs if self._is_last else (*outputs, table))
 
     def _compute_again(self, rows: Sequence[StepRows], computing: LayerRange) -> tuple[torch.Tensor, ...]:

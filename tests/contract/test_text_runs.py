@@ -231,7 +231,7 @@ def test_lost_layers_alone_compute_again_from_the_outputs_in_front(
         table = packet.payload[-1]
         layers, computing = self._stage.layers, computing_layers(table)
         longest = max(one.position for one in unpack_rows(table, self._bounds))
-        measures = number_of_step(table) < 60  # the first steps, at any positions
+        measures = number_of_step(table) is None  # at any positions
         if lost and layers == lost[0][0] and longest >= lost[0][1] and not measures:
             del lost[0]
             raise RuntimeError("bad memory")

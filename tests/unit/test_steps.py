@@ -217,6 +217,7 @@ def simulate(
     hop: float = 0.0,
     *,
     learns: bool = True,
+    look: float = 0.0,
     held_up: range = range(0),
 ) -> Figures:
     """Run sequences through a pipeline of stages, whose steps cost what the limits say.
@@ -232,12 +233,14 @@ def simulate(
         shares: Part of a step's time that each stage takes; by default, all take an equal part.
         hop: Time to the next place and back to the first.
         learns: Whether the scheduler is told the time.
+        look: Longest time between two looks at results, so that several come at once.
         held_up: Seconds in which steps begin that take ten times as long.
     """
     shares = shares or [1 / stages] * stages
     cache = CacheSize(pages=10_000)
     scheduler = StepScheduler(believed or limits, cache)
-    figures, now, free = Figures(), 0.0, [0.0] * (stages + 1)
+    figures, now, looked, free = Figures(), 0.0, 0.0, [0.0] * (stages + 1)
+    chance = random.Random(0)
     coming = deque(
         sorted((when, number, prompt, most) for number, (when, prompt, most) in enumerate(sequences))
     )
@@ -259,7 +262,8 @@ def simulate(
             for place, took in enumerate([*durations, head * sum(part.scored for part in step.parts)]):
                 moment = free[place] = max(moment, free[place]) + took
                 moment += hop
-            flights.append((moment, step))
+            looked = max(moment, looked if moment <= looked else moment + look * chance.random())
+            flights.append((looked, step))
         moments = [coming[0][0]] if coming else []
         moments += [flights[0][0]] if flights else []
         if not moments:
@@ -305,6 +309,19 @@ def test_a_run_that_was_held_up_goes_on_as_before() -> None:
     for began in (100, 300, 305):
         late = simulate(4, limits, load, held_up=range(began, began + 100))
         assert late.elapsed < usual.elapsed + 300
+
+
+@pytest.mark.parametrize("look", [5.0, 10.0, 20.0])
+def test_results_that_come_at_once_do_not_make_a_place_look_fast(look: float) -> None:
+    """Who scores rows may share its processor with a stage, and get to results only when that has ended."""
+    times = StepTimes(((1.0, 8.5), (8.0, 11.4), (32.0, 35.0)))
+    limits = StepLimits(400, 4, 2, sequences=48, times=times, attention=0.0)
+    load = [(0.0, 4, 200)] * 48
+    rates = [
+        simulate(2, replace(limits, groups=groups), load, learns=False, look=look).rate
+        for groups in range(1, 5)
+    ]
+    assert simulate(2, limits, load, look=look).rate > 0.95 * max(rates)
 
 
 @given(

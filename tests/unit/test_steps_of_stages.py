@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeedge.models.layers.decoder import PAGE, StepRows
 from pipeedge.models.step_rows import StepBounds, computing_layers, pack_rows, packed_length, unpack_rows
 from pipeedge.plan.cache_size import bounds_after_loss, choose_bounds, least_cache_bytes, stage_cache_bytes
 from pipeedge.request.generation import CacheRequest
+from pipeedge.run.copying import CopySender
 from pipeedge.run.stage import StepStage
 from pipeedge.transport.base import Packet
 
@@ -115,6 +117,28 @@ def test_a_malformed_step_is_the_peers_failure(payload: tuple[torch.Tensor, ...]
     stage = PUZZLES.stage(LayerRange(0, 4), pages=4, context=64)
     with pytest.raises(PeerFailedError, match=r"^step 5 from rank 3: "):
         StepStage(stage, bounds, 3, is_last=False)(Packet(5, 2, payload))
+
+
+class Noted(CopySender):
+    """Notes the numbers of the steps whose pages are to be copied."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def executed(self, rows: Sequence[StepRows], step: int) -> None:
+        self.numbers.append(step)
+
+
+def test_pages_that_a_trial_writes_are_not_copied() -> None:
+    """They are nobody's, and many: those in front of rows far from the beginning."""
+    bounds = StepBounds(context=64, rows=8, sequences=2, pages=4, window_pages=0)
+    compute = StepStage(PUZZLES.stage(LayerRange(0, 4), pages=4, context=64), bounds, 3, is_last=False)
+    compute.copies, rows = [noted := Noted()], [StepRows(33, 2, np.arange(2), np.zeros(0, np.int32))]
+    for number in (None, 0, 7, None, 2**40):
+        table = packed(rows)
+        pack_rows(rows, table, number=number)
+        compute(Packet(5, 2, (torch.zeros(2, 96), table)))
+    assert noted.numbers == [0, 7, 2**40]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(4, 8), (5, 7), (4, 16)])
