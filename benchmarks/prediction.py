@@ -505,7 +505,6 @@ def measure_decoder(
     shape: str, cores: Cores, arguments: argparse.Namespace, table: Table, console: Console
 ) -> float:
     """Compare a decoder at several numbers of streams; return the worst error by medians."""
-    worst = 0.0
     with tempfile.TemporaryDirectory() as text:
         model = write_model(shape, Path(arguments.models or text))
         found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
@@ -525,11 +524,7 @@ def measure_decoder(
                 off = report["predicted"]["tokens_per_s_error_percent"]
                 what = f"{shape}, {streams} streams, {cut} cut"
                 console.print(f"{what}, run {repetition + 1}: {off:+.1f} %", highlight=False)
-        for (streams, cut, key), pairs in found.items():
-            off = add_figure(table, (shape, str(streams), cut, key), pairs)
-            if len(pairs) == arguments.repetitions:
-                worst = max(worst, off)
-    return worst
+        return add_figures(table, shape, found, arguments.repetitions)
 
 
 def write_model(shape: str, directory: Path) -> Path:
@@ -557,6 +552,18 @@ def add_pairs(
         found.setdefault((*what, "tokens_per_s as run"), []).append(pair)
 
 
+def add_figures(
+    table: Table, title: str, found: dict[tuple[int, str, str], list[tuple[float, float]]], runs: int
+) -> float:
+    """Add all figures to the table; return the worst median error of those that each of the runs has."""
+    worst = 0.0
+    for (streams, cut, key), pairs in found.items():
+        off = add_figure(table, (title, str(streams), cut, key), pairs)
+        if len(pairs) == runs:
+            worst = max(worst, off)
+    return worst
+
+
 def measure_decoder_quotas(
     arguments: argparse.Namespace, table: Table, directory: Path, console: Console
 ) -> float:
@@ -578,8 +585,7 @@ def measure_decoder_quotas(
                 add_pairs(found, (texts.count, ""), report)
                 off = report["predicted"]["tokens_per_s_error_percent"]
                 console.print(f"{title}, run {repetition + 1}: {off:+.1f} %", highlight=False)
-        for (streams, cut, key), pairs in found.items():
-            worst = max(worst, add_figure(table, (title, str(streams), cut, key), pairs))
+        worst = max(worst, add_figures(table, title, found, arguments.repetitions))
     return worst
 
 
