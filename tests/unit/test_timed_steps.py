@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from decoder_cases import CASES
 from pipeedge.base.machine import resident_bytes
 from pipeedge.base.quota import Quota
 from pipeedge.base.schedule import LayerRange
-from pipeedge.models.decoder import find_decoder
+from pipeedge.models.decoder import DecoderModel, find_decoder
 from pipeedge.models.layers.decoder import DecoderStage, StepRows
 from pipeedge.profile import decoder_job
 from pipeedge.profile.decoder_job import DecoderJob
@@ -109,6 +110,25 @@ def test_steps_read_a_cache_that_is_in_memory(monkeypatch: pytest.MonkeyPatch) -
     before = resident_bytes()
     stage = decoder_job._Steps.load(job, None).stage
     assert resident_bytes() - before > 0.8 * stage.cache_bytes > 50 << 20
+
+
+def test_clearing_the_cache_does_not_count_as_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a loss, layers are loaded with a cache that nobody clears first."""
+    seconds, build = [0.0], DecoderModel.stage
+
+    def take(part: float) -> None:
+        seconds[0] += part
+
+    def loaded(*arguments: Any, **options: Any) -> DecoderStage:
+        take(2.0)
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(DecoderModel, "stage", loaded)
+    monkeypatch.setattr(DecoderStage, "clear_cache", lambda _: take(5.0))
+    monkeypatch.setattr(decoder_job, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    (job,) = DecoderJob.each(MeasureRequest(model=ModelRequest("llama-puzzles")), PUZZLES)
+    assert decoder_job._Steps.load(job, None).loading_s == 2.0
+    assert seconds == [7.0]
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma2"])
